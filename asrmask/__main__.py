@@ -1,0 +1,5 @@
+import sys
+
+from asrmask.cli import main
+
+sys.exit(main())

@@ -1,0 +1,143 @@
+"""Attention: `attend`, the module that serves self- and cross-attention, and the decoder's cache.
+
+Shapes, here and in every docstring: B batch, H heads, Q and K query and key positions, T audio
+positions (50 a second), D width, d = D / H.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+# Called with a place ("decoder.2.cross"), a quantity ("scores", "weights" or "outputs") and the
+# tensor itself.
+Recorder = Callable[[str, str, Tensor], None]
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    record: Recorder | None = None,
+    place: str = "",
+) -> Tensor:
+    """softmax(q kᵀ / √d + mask) v: the only place where a mask meets scores.
+
+    q:    (B, H, Q, d)
+    k, v: (B, H, K, d)
+    mask: bool, True = may attend, broadcastable to (B, H, Q, K); None = everything is visible
+    returns (B, H, Q, d)
+
+    With `record` the softmax is spelled out, and scores, weights (B, H, Q, K) and outputs
+    (B, H, Q, d) are handed over; both ways agree to 1e-6.
+    """
+    if record is None:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    weights = scores.softmax(dim=-1)
+    outputs = weights.to(v.dtype) @ v
+    record(place, "scores", scores)
+    record(place, "weights", weights)
+    record(place, "outputs", outputs)
+    return outputs
+
+
+class MultiHeadAttention(nn.Module):
+    """Projections around `attend`, with the parameter names of openai-whisper."""
+
+    def __init__(self, n_state: int, n_head: int, place: str):
+        super().__init__()
+        self.n_head = n_head
+        self.place = place
+        self.query = nn.Linear(n_state, n_state)
+        self.key = nn.Linear(n_state, n_state, bias=False)
+        self.value = nn.Linear(n_state, n_state)
+        self.out = nn.Linear(n_state, n_state)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What others may attend to: (B, K, D) → keys and values, (B, H, K, d) each."""
+        return self._split(self.key(x)), self._split(self.value(x))
+
+    def forward(
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None = None,
+        record: Recorder | None = None,
+    ) -> Tensor:
+        """x: (B, Q, D); keys, values: (B, H, K, d); returns (B, Q, D).
+
+        x may have more rows than keys and values: G in a row for each of theirs, as the beams of
+        one clip are. They become queries of one attention, so that the keys are read once.
+        """
+        n_rows, n_queries, n_state = x.shape
+        n_clips = keys.shape[0]
+        q = self._split(self.query(x))  # (B·G, H, Q, d)
+        if n_rows == n_clips:
+            out = attend(q, keys, values, mask, record=record, place=self.place)
+        else:
+            folded = (n_clips, n_rows // n_clips, self.n_head, n_queries, -1)
+            q = q.view(folded).transpose(1, 2).flatten(2, 3)  # (B, H, G·Q, d)
+            if mask is not None and mask.shape[2] != 1:
+                mask = mask.repeat(1, 1, n_rows // n_clips, 1)
+            out = attend(q, keys, values, mask, record=record, place=self.place)
+            out = out.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)
+        return self.out(out.transpose(1, 2).reshape(n_rows, n_queries, n_state))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, N, D) → (B, H, N, d)"""
+        return x.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of the text decoded so far: a value that each decoder call returns anew.
+
+    keys, values: one tensor a layer, (B, H, capacity, d), allocated once; the first `length`
+    positions are filled. Calls share the memory behind it, so only the newest value is good.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    length: int = 0
+
+    @classmethod
+    def empty(cls, n_layer: int, shape: tuple[int, int, int, int], like: Tensor) -> "KVCache":
+        """Room for shape = (B, H, capacity, d) in each of n_layer layers."""
+        keys = tuple(like.new_empty(shape) for _ in range(n_layer))
+        values = tuple(like.new_empty(shape) for _ in range(n_layer))
+        return cls(keys, values)
+
+    @property
+    def n_rows(self) -> int:
+        return self.keys[0].shape[0]
+
+    def put(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Everything that `layer` may attend to, once (B, H, Q, d) more positions are in."""
+        end = self.length + keys.shape[2]
+        self.keys[layer][:, :, self.length : end] = keys
+        self.values[layer][:, :, self.length : end] = values
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
+    def advanced(self, n: int) -> "KVCache":
+        """The cache after every layer has put n positions."""
+        return replace(self, length=self.length + n)
+
+    def select(self, rows: Tensor) -> "KVCache":
+        """The cache whose row i is this one's rows[i]: beams moved, or finished clips left out."""
+
+        def moved(buffer: Tensor) -> Tensor:
+            filled = buffer[:, :, : self.length].index_select(0, rows)
+            if len(rows) != buffer.shape[0]:
+                buffer = buffer.new_empty(len(rows), *buffer.shape[1:])
+            buffer[:, :, : self.length] = filled
+            return buffer
+
+        return KVCache(tuple(map(moved, self.keys)), tuple(map(moved, self.values)), self.length)

@@ -1,0 +1,337 @@
+"""Audio to log-Mel frames: any file to 16 kHz mono, the spectrogram, and its padding.
+
+Padding happens in one place, `Spectrogram.window`, and its kind is named by the caller:
+
+- "zero" continues the *spectrogram* with 0.0, as openai-whisper's transcribe() and faster-whisper
+  do;
+- "silence" continues the *samples* with 0, as openai-whisper's decode() example, transformers and
+  whisper.cpp do. In the spectrogram that is the floor, (peak − 8 + 4) / 4, other for every clip.
+"""
+
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from typing import IO, Literal, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asrmask import assets
+from asrmask.errors import AudioError, AudioWarning, OptionError
+
+SAMPLE_RATE = 16_000  # samples a second
+N_FFT = 400  # samples under one frame: 25 ms
+HOP_LENGTH = 160  # samples from frame to frame: 10 ms
+FRAMES_PER_SECOND = SAMPLE_RATE // HOP_LENGTH  # 100
+CHUNK_LENGTH = 30  # seconds in a window, the model's whole view
+N_SAMPLES = CHUNK_LENGTH * SAMPLE_RATE  # 480,000 samples in a window
+N_FRAMES = N_SAMPLES // HOP_LENGTH  # 3,000 frames in a window
+FRAMES_PER_POSITION = 2  # the encoder's second convolution halves the rate: 50 positions a second
+
+SPOOL_BYTES = 32 * 2**20  # longer recordings (about 17 minutes) wait on disk, not in memory
+
+Fill = Literal["zero", "silence"]
+FILLS: tuple[Fill, ...] = ("zero", "silence")
+Array = TypeVar("Array", np.ndarray, Tensor)
+
+
+def decode_blocks(source: str | Path | IO[bytes], name: str) -> Iterator[np.ndarray]:
+    """Samples of a file's audio stream: int16 blocks, 16 kHz mono.
+
+    Upstream's loader passes through 16-bit integers, so this does too. A file that ends too soon
+    gives what it has, and an AudioWarning.
+    """
+    import av
+
+    file = str(source) if isinstance(source, Path) else source
+    try:
+        container = av.open(file, mode="r", metadata_errors="ignore")
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        raise AudioError(f"{name}: not audio that FFmpeg can read ({_reason(error)})") from None
+    n_out, n_bad, truth_s = 0, 0, None
+    with container:
+        stream = container.streams.best("audio")
+        if stream is None:
+            kinds = sorted({s.type for s in container.streams}) or ["nothing"]
+            raise AudioError(f"{name}: no audio stream, got {', '.join(kinds)}")
+        if stream.duration is not None and stream.time_base is not None:
+            truth_s = float(stream.duration * stream.time_base)
+        exact = container.format.name in {"wav", "flac", "aiff", "w64", "caf"}
+        may_hold_nan = stream.codec_context.name.startswith("pcm_f")
+        resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
+        packets = container.demux(stream)
+        while True:
+            try:
+                packet = next(packets, None)
+                frames = [] if packet is None else packet.decode()
+            except av.error.EOFError:
+                break
+            except (av.error.FFmpegError, OSError):
+                n_bad += 1
+                if n_bad > 1000 and n_out == 0:
+                    break
+                continue
+            if packet is None:
+                break
+            for frame in frames:
+                frame.pts = None  # gaps in the time stamps do not become gaps in the audio
+                if may_hold_nan and not np.isfinite(frame.to_ndarray()).all():
+                    raise AudioError(f"{name}: samples must be finite numbers, got NaN or infinity")
+                for block in resampler.resample(frame):
+                    n_out += block.samples
+                    yield block.to_ndarray()[0]
+        if n_out:
+            for block in resampler.resample(None):
+                n_out += block.samples
+                yield block.to_ndarray()[0]
+    if n_out == 0:
+        what = f"{n_bad} damaged packets" if n_bad else "an empty audio stream"
+        raise AudioError(f"{name}: no audio samples, got {what}")
+    got_s = n_out / SAMPLE_RATE
+    if exact and truth_s is not None and got_s < truth_s - 0.1:
+        warnings.warn(
+            f"{name}: truncated, got {got_s:.2f} s of audio, expected {truth_s:.2f} s",
+            AudioWarning,
+            stacklevel=2,
+        )
+    elif n_bad > 1:  # one may be a cut-off last packet, or a tag that looks like one
+        warnings.warn(
+            f"{name}: damaged, got {n_bad} packets that do not decode, expected none",
+            AudioWarning,
+            stacklevel=2,
+        )
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+class Recording:
+    """The samples of one recording: in memory, or in a temporary file if there are many."""
+
+    def __init__(self, n_samples: int, read: Callable[[int, int], np.ndarray]):
+        self.n_samples = n_samples
+        self._read = read  # float32 samples from..to, both within the recording
+
+    @classmethod
+    def of(cls, samples: np.ndarray | Tensor) -> "Recording":
+        """A recording of 16 kHz mono samples, as floats in −1..1."""
+        array = np.asarray(samples)
+        if array.ndim != 1 or array.dtype.kind != "f":
+            raise AudioError(
+                f"samples must be one row of floats, got {array.dtype} of shape {array.shape}"
+            )
+        if not np.isfinite(array).all():
+            raise AudioError("samples must be finite numbers, got NaN or infinity")
+        array = array.astype(np.float32, copy=False)
+        return cls(len(array), lambda start, stop: array[start:stop])
+
+    @classmethod
+    def open(cls, source: str | Path) -> "Recording":
+        """The recording in a file ("-": standard input), decoded once."""
+        name = "standard input" if source == "-" else str(source)
+        spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115
+        with _opened(source, name) as file:
+            n_samples = 0
+            for block in decode_blocks(file, name):
+                spool.write(block.tobytes())
+                n_samples += len(block)
+
+        def read(start: int, stop: int) -> np.ndarray:
+            spool.seek(2 * start)
+            return np.frombuffer(spool.read(2 * (stop - start)), np.int16) / np.float32(32768)
+
+        return cls(n_samples, read)
+
+    @property
+    def duration_s(self) -> float:
+        return self.n_samples / SAMPLE_RATE
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Float32 samples start..stop: mirrored before the beginning, zeros after the end."""
+        inner = self._read(min(max(start, 0), self.n_samples), min(max(stop, 0), self.n_samples))
+        missing = stop - max(start, 0) - len(inner)
+        out = np.pad(inner, (0, missing)) if missing else inner
+        if start < 0:  # as torch.stft(center=True, pad_mode="reflect") does
+            out = np.concatenate([self.read(1, 1 - start)[::-1], out])
+        return out
+
+    def is_silent(self) -> bool:
+        """Whether every sample is zero."""
+        blocks = range(0, self.n_samples, N_SAMPLES)
+        return not any(self.read(i, min(i + N_SAMPLES, self.n_samples)).any() for i in blocks)
+
+
+def _opened(source: str | Path, name: str) -> IO[bytes]:
+    """The file, opened; standard input is copied first, since some formats must seek."""
+    if source == "-":
+        spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)
+        shutil.copyfileobj(sys.stdin.buffer, spool)
+        size = spool.tell()
+        spool.seek(0)
+        file: IO[bytes] = spool
+    else:
+        path = Path(source)
+        if path.is_dir():
+            raise AudioError(f"{name}: is a folder, expected an audio file")
+        try:
+            file = path.open("rb")
+            size = path.stat().st_size
+        except OSError as error:
+            raise AudioError(f"{name}: {_reason(error)}, expected an audio file") from None
+    if size == 0:
+        file.close()
+        raise AudioError(f"{name}: empty, got 0 bytes, expected an audio file")
+    return file
+
+
+def load_audio(file: str | Path, sr: int = SAMPLE_RATE) -> np.ndarray:
+    """All samples of an audio or video file ("-": standard input): float32 in −1..1, mono."""
+    if sr != SAMPLE_RATE:
+        raise OptionError(f"sr must be {SAMPLE_RATE}, the rate Whisper hears, got {sr}")
+    recording = Recording.open(file)
+    return recording.read(0, recording.n_samples)
+
+
+def pad_or_trim(array: Array, length: int = N_SAMPLES, *, axis: int = -1) -> Array:
+    """The first `length` entries along an axis, with zeros after the end if there are fewer."""
+    size = array.shape[axis]
+    index = [slice(None)] * array.ndim
+    index[axis] = slice(0, length)
+    cut = array[tuple(index)]
+    if size >= length:
+        return cut
+    if isinstance(cut, Tensor):
+        after = cut.ndim - 1 - axis % cut.ndim
+        return F.pad(cut, [0, 0] * after + [0, length - size])
+    widths = [(0, 0)] * cut.ndim
+    widths[axis] = (0, length - size)
+    return np.pad(cut, widths)
+
+
+@cache
+def mel_filters(n_mels: int, device: torch.device) -> Tensor:
+    """The Mel filter bank (n_mels, 201) that Whisper was trained with."""
+    with np.load(assets.path("mel_filters.npz"), allow_pickle=False) as filters:
+        known = sorted(int(name.removeprefix("mel_")) for name in filters)
+        if n_mels not in known:
+            raise OptionError(f"n_mels must be one of {known}, got {n_mels}")
+        return torch.from_numpy(filters[f"mel_{n_mels}"]).to(device)
+
+
+def _log_power(samples: Tensor, n_mels: int, *, center: bool) -> Tensor:
+    """log10 of the Mel power, (n_mels, frames), one frame more than hops if centred."""
+    window = torch.hann_window(N_FFT, device=samples.device)
+    stft = torch.stft(
+        samples, N_FFT, HOP_LENGTH, window=window, center=center, return_complex=True
+    )
+    power = mel_filters(n_mels, samples.device) @ stft.abs().square()
+    return power.clamp(min=1e-10).log10()
+
+
+def _scaled(log_power: Tensor, peak: Tensor | float) -> Tensor:
+    """What the model reads: at most 80 dB below the recording's peak, brought to about −1..1."""
+    return (torch.clamp(log_power, min=float(peak) - 8.0) + 4.0) / 4.0
+
+
+def log_mel_spectrogram(
+    audio: str | Path | np.ndarray | Tensor,
+    n_mels: int = 80,
+    padding: int = 0,
+    device: str | torch.device | None = None,
+) -> Tensor:
+    """The log-Mel spectrogram (n_mels, n_frames) of a file or of 16 kHz samples.
+
+    padding: zero samples appended first
+    """
+    if isinstance(audio, (str, Path)):
+        audio = load_audio(audio)
+    samples = torch.as_tensor(audio, device=device)
+    if padding > 0:
+        samples = F.pad(samples, (0, padding))
+    log_power = _log_power(samples, n_mels, center=True)[:, :-1]
+    return _scaled(log_power, log_power.max())
+
+
+@dataclass(frozen=True)
+class Features:
+    """Log-Mel frames of one window, which know how many of them are real.
+
+    mel:      (n_mels, frames), real frames first, then padding
+    n_frames: how many are real
+    fill:     what the padding is
+    """
+
+    mel: Tensor
+    n_frames: int
+    fill: Fill = "zero"
+
+    @property
+    def n_positions(self) -> int:
+        """Encoder positions that see at least one real frame."""
+        return -(-self.n_frames // FRAMES_PER_POSITION)
+
+
+class Spectrogram:
+    """The log-Mel spectrogram of a recording, computed where it is looked at.
+
+    Values are those of log_mel_spectrogram over the whole recording; only a few half minutes of
+    them are in memory at a time.
+    """
+
+    def __init__(self, recording: Recording, n_mels: int):
+        self.recording = recording
+        self.n_mels = n_mels
+        self.n_frames = recording.n_samples // HOP_LENGTH
+        self._block = lru_cache(maxsize=8)(self._compute_block)
+
+    @cached_property
+    def peak(self) -> float:
+        """The loudest log10 Mel power of the recording, from which its floor is counted."""
+        last = self.n_frames + 2  # the frames whose window still touches the recording's end
+        return max(
+            float(self._log_power(i, min(i + N_FRAMES, last)).max())
+            for i in range(0, last, N_FRAMES)
+        )
+
+    def window(self, start: int, n_frames: int, *, fill: Fill, size: int = N_FRAMES) -> Features:
+        """Frames start..start + n_frames, padded to `size` frames."""
+        if not 0 < n_frames <= size or start < 0 or start + n_frames > self.n_frames:
+            raise OptionError(
+                f"frames must be 1..{size} of the recording's {self.n_frames}, "
+                f"got {start}..{start + n_frames}"
+            )
+        if fill == "zero":
+            frames = _scaled(self._log_power(start, start + n_frames), self.peak)
+            return Features(pad_or_trim(frames, size), n_frames, fill)
+        if fill == "silence":
+            stop = start + n_frames
+            end = self.recording.n_samples if stop == self.n_frames else stop * HOP_LENGTH
+            first = start * HOP_LENGTH - N_FFT // 2
+            wanted = (size - 1) * HOP_LENGTH + N_FFT
+            samples = pad_or_trim(self.recording.read(first, end), wanted)
+            log_power = _log_power(torch.from_numpy(samples), self.n_mels, center=False)
+            return Features(_scaled(log_power, self.peak), n_frames, fill)
+        raise OptionError(f"fill must be one of {', '.join(FILLS)}, got {fill!r}")
+
+    def _log_power(self, start: int, stop: int) -> Tensor:
+        """Frames start..stop, unscaled, put together from whole blocks."""
+        first = start // N_FRAMES
+        blocks = [self._block(i) for i in range(first, (stop - 1) // N_FRAMES + 1)]
+        joined = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+        offset = first * N_FRAMES
+        return joined[:, start - offset : stop - offset]
+
+    def _compute_block(self, index: int) -> Tensor:
+        start = index * N_FRAMES * HOP_LENGTH - N_FFT // 2
+        stop = min(start + N_SAMPLES, self.recording.n_samples + 2 * HOP_LENGTH)
+        n_hops = -(-(stop - start) // HOP_LENGTH)
+        samples = self.recording.read(start, start + (n_hops - 1) * HOP_LENGTH + N_FFT)
+        return _log_power(torch.from_numpy(samples), self.n_mels, center=False)

@@ -1,0 +1,106 @@
+"""Weights: one reader a file format, the official names, download and verification."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asrmask.checkpoints.registry import DEFAULT, available_models
+from asrmask.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+    from asrmask.checkpoints.checkpoint import Checkpoint
+    from asrmask.model import Whisper
+
+__all__ = ["available_models", "load_model"]
+
+
+def load_model(
+    name: str = DEFAULT,
+    device: "str | torch.device | None" = None,
+    download_root: str | None = None,
+    in_memory: bool = False,
+    dtype: "torch.dtype | None" = None,
+) -> "Whisper":
+    """A model by official name, or from a file or folder of weights.
+
+    name:          an official name (available_models()), an OpenAI .pt file, or a folder with
+                   CTranslate2's model.bin or the hub's model.safetensors
+    device:        default: the first GPU, else the CPU
+    download_root: where official files are kept; default: openai-whisper's cache folder
+    in_memory:     taken for openai-whisper's sake: weights are always read into memory
+    dtype:         precision of the weights; default: float32
+    """
+    import torch
+
+    from asrmask.checkpoints.checkpoint import build
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    path, checkpoint = read(name, download_root)
+    return build(checkpoint, path, torch.device(device), dtype or torch.float32)
+
+
+def read(name: str, download_root: str | None = None) -> "tuple[Path, Checkpoint]":
+    """The checkpoint of that name, and the file or folder it came from."""
+    from asrmask.checkpoints import download, registry
+
+    if name in available_models():
+        path = registry.bundled_folder(name)
+        if path is not None:
+            got = download.sha256_of(path / "model.bin")
+            if got != registry.BUNDLED_SHA256:
+                raise CheckpointError(
+                    f"{path / 'model.bin'}: wrong content, got sha256 {got[:16]}…, "
+                    f"expected {registry.BUNDLED_SHA256[:16]}…"
+                )
+        else:
+            with _bar(name) as progress:
+                target = registry.cached_file(name, download_root)
+                path = download.fetch(registry.url(name), target, registry.sha256(name), progress)
+        return path, replace(_read(path), alignment_heads=registry.alignment_heads(name))
+    path = Path(name)
+    if not path.exists():
+        raise CheckpointError(
+            f"model must be one of {', '.join(available_models())}, or a path, got {name}"
+        )
+    return path, _read(path)
+
+
+def _read(path: Path) -> "Checkpoint":
+    from asrmask.checkpoints import ctranslate2, hub, openai
+
+    if path.is_file():
+        return openai.read(path)
+    if (path / "model.bin").exists():
+        return ctranslate2.read(path)
+    if (path / "config.json").exists():
+        return hub.read(path)
+    raise CheckpointError(
+        f"{path}: expected model.bin (CTranslate2) or config.json with model.safetensors (the hub)"
+    )
+
+
+class _bar:
+    """A progress bar for a download, shown once bytes arrive and standard error is a terminal."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __enter__(self):  # type: ignore[no-untyped-def]
+        from rich.console import Console
+        from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
+
+        columns = [*Progress.get_default_columns()[:2], DownloadColumn(), TimeRemainingColumn()]
+        console = Console(file=sys.stderr)
+        self.bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        task = self.bar.add_task(self.name, visible=False)
+        self.bar.start()
+        return lambda here, total: self.bar.update(
+            task, completed=here, total=total, visible=True
+        )
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()

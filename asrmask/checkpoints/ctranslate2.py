@@ -1,0 +1,166 @@
+"""CTranslate2 folders, as faster-whisper keeps them: config.json and model.bin.
+
+model.bin: uint32 version, string spec, uint32 revision, uint32 count; then each variable: string
+name, uint8 rank, uint32 dims…, uint8 dtype, uint32 bytes, data; then uint32 aliases, each a pair
+of strings. A string is a uint16 length, its final NUL included, and the bytes.
+"""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asrmask.checkpoints.checkpoint import Checkpoint, heads_from
+from asrmask.errors import CheckpointError
+from asrmask.model import ModelDimensions
+
+DTYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
+BFLOAT16 = 5
+
+
+def read(folder: Path) -> Checkpoint:
+    """The checkpoint in a CTranslate2 folder; quantised weights are brought back to floats."""
+    path = folder / "model.bin"
+    variables = _variables(path)
+    try:
+        dims = _dimensions(variables)
+        weights = _renamed(variables, dims)
+    except KeyError as error:
+        raise CheckpointError(f"{path}: expected a Whisper model, got none of {error}") from None
+    heads = None
+    config = folder / "config.json"
+    if config.exists():
+        try:
+            heads = heads_from(json.loads(config.read_bytes()).get("alignment_heads"), config)
+        except (ValueError, AttributeError) as error:
+            raise CheckpointError(f"{config}: expected a JSON object, got {error}") from None
+    return Checkpoint(dims, weights, heads)
+
+
+def _variables(path: Path) -> dict[str, Tensor]:
+    data = path.read_bytes()
+    at = 0
+
+    def number(code: str) -> int:
+        nonlocal at
+        (value,) = struct.unpack_from("<" + code, data, at)
+        at += struct.calcsize(code)
+        return value
+
+    def text() -> str:
+        nonlocal at
+        n = number("H")
+        at += n
+        return data[at - n : at - 1].decode()
+
+    variables: dict[str, Tensor] = {}
+    try:
+        version = number("I")
+        if version != 6:
+            raise CheckpointError(f"{path}: CTranslate2 version must be 6, got {version}")
+        spec = text()
+        if spec != "WhisperSpec":
+            raise CheckpointError(f"{path}: expected a WhisperSpec, got {spec[:40]!r}")
+        number("I")  # revision
+        for _ in range(number("I")):
+            name = text()
+            shape = [number("I") for _ in range(number("B"))]
+            dtype, n_bytes = number("B"), number("I")
+            if at + n_bytes > len(data):
+                raise CheckpointError(
+                    f"{path}: truncated in {name}, got {len(data)} bytes, "
+                    f"expected at least {at + n_bytes}"
+                )
+            if dtype == BFLOAT16:
+                raw = torch.frombuffer(bytearray(data[at : at + n_bytes]), dtype=torch.bfloat16)
+                variables[name] = raw.view(shape)
+            else:
+                array = np.frombuffer(data, DTYPES[dtype], n_bytes // DTYPES[dtype]().itemsize, at)
+                variables[name] = torch.from_numpy(array.reshape(shape).copy())
+            at += n_bytes
+        for _ in range(number("I")):
+            alias, name = text(), text()
+            variables[alias] = variables[name]
+    except (struct.error, UnicodeDecodeError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: damaged, expected CTranslate2's layout ({error})"
+        ) from None
+    return {name: _dequantised(name, variables) for name in variables}
+
+
+def _dequantised(name: str, variables: dict[str, Tensor]) -> Tensor:
+    """Integers times the scale that stands beside them: one a row for int8, one in all for int16."""
+    value = variables[name]
+    scale = variables.get(f"{name}_scale")
+    if scale is None:
+        return value
+    return value.float() / scale.float().reshape(-1, *[1] * (value.ndim - 1))
+
+
+def _count(variables: dict[str, Tensor], prefix: str) -> int:
+    return len({name.split("/")[1] for name in variables if name.startswith(prefix)})
+
+
+def _dimensions(variables: dict[str, Tensor]) -> ModelDimensions:
+    n_audio_ctx, n_audio_state = variables["encoder/position_encodings/encodings"].shape
+    n_text_ctx, n_text_state = variables["decoder/position_encodings/encodings"].shape
+    return ModelDimensions.of(
+        {
+            "n_mels": variables["encoder/conv1/weight"].shape[1],
+            "n_audio_ctx": n_audio_ctx,
+            "n_audio_state": n_audio_state,
+            "n_audio_head": int(variables["encoder/num_heads"]),
+            "n_audio_layer": _count(variables, "encoder/layer_") - 1,  # less the final layer_norm
+            "n_vocab": variables["decoder/embeddings/weight"].shape[0],
+            "n_text_ctx": n_text_ctx,
+            "n_text_state": n_text_state,
+            "n_text_head": int(variables["decoder/num_heads"]),
+            "n_text_layer": _count(variables, "decoder/layer_") - 1,
+        }
+    )
+
+
+def _renamed(variables: dict[str, Tensor], dims: ModelDimensions) -> dict[str, Tensor]:
+    """openai-whisper's names; queries, keys and values are taken apart."""
+    out: dict[str, Tensor] = {}
+
+    def norm(ours: str, theirs: str) -> None:
+        out[f"{ours}.weight"] = variables[f"{theirs}/gamma"]
+        out[f"{ours}.bias"] = variables[f"{theirs}/beta"]
+
+    def linear(ours: list[str], theirs: str) -> None:
+        weights = variables[f"{theirs}/weight"].chunk(len(ours))
+        biases = variables[f"{theirs}/bias"].chunk(len(ours))
+        for name, weight, bias in zip(ours, weights, biases, strict=True):
+            out[f"{name}.weight"] = weight
+            if not name.endswith(".key"):  # keys have no bias: the softmax would not see it
+                out[f"{name}.bias"] = bias
+
+    for part in ("encoder", "decoder"):
+        n_layer = dims.n_audio_layer if part == "encoder" else dims.n_text_layer
+        for i in range(n_layer):
+            ours, theirs = f"{part}.blocks.{i}", f"{part}/layer_{i}"
+            own = [f"{ours}.attn.{name}" for name in ("query", "key", "value")]
+            linear(own, f"{theirs}/self_attention/linear_0")
+            linear([f"{ours}.attn.out"], f"{theirs}/self_attention/linear_1")
+            norm(f"{ours}.attn_ln", f"{theirs}/self_attention/layer_norm")
+            if part == "decoder":
+                cross = f"{ours}.cross_attn"
+                linear([f"{cross}.query"], f"{theirs}/attention/linear_0")
+                linear([f"{cross}.key", f"{cross}.value"], f"{theirs}/attention/linear_1")
+                linear([f"{cross}.out"], f"{theirs}/attention/linear_2")
+                norm(f"{ours}.cross_attn_ln", f"{theirs}/attention/layer_norm")
+            linear([f"{ours}.mlp.0"], f"{theirs}/ffn/linear_0")
+            linear([f"{ours}.mlp.2"], f"{theirs}/ffn/linear_1")
+            norm(f"{ours}.mlp_ln", f"{theirs}/ffn/layer_norm")
+    linear(["encoder.conv1"], "encoder/conv1")
+    linear(["encoder.conv2"], "encoder/conv2")
+    out["encoder.positional_embedding"] = variables["encoder/position_encodings/encodings"]
+    out["decoder.positional_embedding"] = variables["decoder/position_encodings/encodings"]
+    out["decoder.token_embedding.weight"] = variables["decoder/embeddings/weight"]
+    norm("encoder.ln_post", "encoder/layer_norm")
+    norm("decoder.ln", "decoder/layer_norm")
+    return out

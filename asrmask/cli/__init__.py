@@ -1,0 +1,74 @@
+"""The command `asrmask`: one file a subcommand, imported when it is called."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from asrmask import __version__
+from asrmask.errors import AsrmaskError
+
+COMMANDS = {
+    "transcribe": "speech to text: any audio or video file, of any length",
+    "models": "the models there are, and which of them are on this machine",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and whose flags take _ or - between words."""
+
+    def __init__(self, *args: object, **kwargs: object):
+        super().__init__(*args, allow_abbrev=False, **kwargs)  # type: ignore[arg-type]
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        return super().parse_known_args([underscored(arg) for arg in args or []], namespace)
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def underscored(argument: str) -> str:
+    """A flag with _ between its words, as upstream spells it; anything else unchanged.
+
+    >>> underscored("--beam-size=5")
+    '--beam_size=5'
+    """
+    if not argument.startswith("--"):
+        return argument
+    flag, sep, value = argument[2:].partition("=")
+    return "--" + flag.replace("-", "_") + sep + value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the exit code: 0 done, 1 something failed, 2 wrong usage."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    top = Parser(
+        prog="asrmask",
+        description="Whisper speech-to-text with every attention mask in the open.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="commands:\n"
+        + "\n".join(f"  {name:12}{text}" for name, text in COMMANDS.items())
+        + "\n\nasrmask COMMAND --help says more.",
+        usage="asrmask COMMAND …",
+    )
+    top.add_argument("--version", action="version", version=f"asrmask {__version__}")
+    top.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help="see below")
+    name = arguments[0] if arguments else None
+    if name not in COMMANDS:
+        top.parse_args(arguments)
+        top.print_help()
+        return 2
+    command = import_module(f"asrmask.cli.{name}")
+    parser = Parser(prog=f"asrmask {name}", description=COMMANDS[name])
+    command.add_arguments(parser)
+    try:
+        return command.run(parser.parse_args(arguments[1:]))
+    except AsrmaskError as error:
+        print(f"asrmask {name}: error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output has gone
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        print(f"asrmask {name}: interrupted", file=sys.stderr)
+        return 130

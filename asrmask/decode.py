@@ -1,0 +1,291 @@
+"""Decoding: a batch of windows in, a result for each out."""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrmask.audio import CHUNK_LENGTH, N_FRAMES, Features
+from asrmask.errors import OptionError
+from asrmask.filters import Filter, SuppressBlank, SuppressTokens, TimestampRules
+from asrmask.model import Memory, Whisper
+from asrmask.search import Beam, Candidate, Greedy, Strategy, search
+from asrmask.tokenizer import Tokenizer, get_tokenizer
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How windows become text; names, meanings and defaults are openai-whisper's."""
+
+    task: str = "transcribe"  # or "translate" (to English), or "lang_id"
+    language: str | None = None  # None: detected
+
+    temperature: float = 0.0
+    sample_len: int | None = None  # most tokens a window may have; default: half the context
+    best_of: int | None = None  # texts drawn, if temperature > 0
+    beam_size: int | None = None  # beams, if temperature is 0
+    patience: float | None = None  # of the beam (arXiv:2204.05424), default 1
+    length_penalty: float | None = None  # α of arXiv:1609.08144; None: divide by the length
+
+    prompt: str | list[int] | None = None  # what was said before this window
+    prefix: str | list[int] | None = None  # how this window's text begins
+
+    suppress_tokens: str | Iterable[int] | None = "-1"  # ids; -1 stands for non-speech symbols
+    suppress_blank: bool = True
+
+    without_timestamps: bool = False
+    max_initial_timestamp: float | None = 1.0  # seconds
+
+    fp16: bool = True  # half precision on a GPU; a CPU computes in float32 either way
+
+    def check(self) -> None:
+        """Raise OptionError unless these go together."""
+        if self.task not in {"transcribe", "translate", "lang_id"}:
+            raise OptionError(f"task must be transcribe, translate or lang_id, got {self.task!r}")
+        if self.temperature < 0:
+            raise OptionError(f"temperature must be 0 or more, got {self.temperature}")
+        for name in ("beam_size", "best_of", "sample_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name} must be 1 or more, got {value}")
+        if self.beam_size is not None and self.best_of is not None:
+            raise OptionError("beam_size and best_of exclude each other, got both")
+        if self.beam_size is not None and self.temperature > 0:
+            raise OptionError(
+                f"beam_size needs temperature 0, got {self.temperature}: use best_of to sample"
+            )
+        if self.best_of is not None and self.temperature == 0:
+            raise OptionError("best_of needs a temperature above 0, got 0")
+        if self.patience is not None and self.beam_size is None:
+            raise OptionError("patience needs beam_size, got none")
+        if self.patience is not None and round((self.beam_size or 0) * self.patience) < 1:
+            raise OptionError(f"beam_size × patience must be 1 or more, got {self.patience}")
+        if self.length_penalty is not None and not 0 <= self.length_penalty <= 1:
+            raise OptionError(f"length_penalty must be in 0..1, got {self.length_penalty}")
+
+
+@dataclass(frozen=True)
+class DecodingResult:
+    """One window's text, and how sure the model was."""
+
+    audio_features: Tensor  # (T, D)
+    language: str
+    language_probs: dict[str, float] | None = None
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    avg_logprob: float = float("nan")
+    no_speech_prob: float = float("nan")
+    temperature: float = float("nan")
+    compression_ratio: float = float("nan")
+    ended: bool = True  # False: the text was cut off at the most tokens it may have
+
+
+def compression_ratio(text: str) -> float:
+    """How many times shorter zlib makes the text: a text that repeats itself shrinks much."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data))
+
+
+@torch.inference_mode()
+def encode(model: Whisper, windows: Tensor | Sequence[Features]) -> Memory:
+    """What the decoder needs of a batch of windows, computed once whatever is decoded afterwards.
+
+    windows: features, or log-Mel frames (B, n_mels, 3000)
+    """
+    mel = windows if isinstance(windows, Tensor) else torch.stack([w.mel for w in windows])
+    if mel.shape[-1] != N_FRAMES:
+        raise OptionError(f"a window must be {N_FRAMES} frames, got {mel.shape[-1]}")
+    return model.decoder.remember(model.encode(mel))
+
+
+@torch.inference_mode()
+def language_of(
+    model: Whisper, memory: Memory, tokenizer: Tokenizer
+) -> list[tuple[str, dict[str, float]]]:
+    """Each clip's likeliest language, and the probabilities of all."""
+    if not model.is_multilingual:
+        raise OptionError("languages are detected by multilingual models only, got an English one")
+    start = torch.full((memory.n_clips, 1), tokenizer.sot, device=model.device)
+    x, _ = model.decoder(start, memory, model.decoder.cache(memory.n_clips, 1))
+    tokens = tokenizer.language_tokens
+    logits = model.decoder.logits(x[:, 0])[:, list(tokens.values())]
+    found = []
+    for row in logits.softmax(dim=-1).tolist():
+        probs = dict(zip(tokens, row, strict=True))
+        found.append((max(probs, key=lambda code: probs[code]), probs))
+    return found
+
+
+def detect_language(
+    model: Whisper, mel: Tensor | Features, tokenizer: Tokenizer | None = None
+) -> tuple[Tensor, Any]:
+    """Language tokens and probabilities of a window (n_mels, 3000) or a batch of windows."""
+    if isinstance(mel, Features):
+        mel = mel.mel
+    if tokenizer is None:
+        tokenizer = get_tokenizer(model.is_multilingual, num_languages=model.num_languages)
+    single = mel.ndim == 2
+    found = language_of(model, encode(model, mel[None] if single else mel), tokenizer)
+    tokens = torch.tensor([tokenizer.language_tokens[code] for code, _ in found])
+    probs = [p for _, p in found]
+    return (tokens[0], probs[0]) if single else (tokens, probs)
+
+
+def decode(
+    model: Whisper,
+    mel: Tensor | Features | Sequence[Features] | Memory,
+    options: DecodingOptions | None = None,
+    **overrides: Any,
+) -> Any:
+    """The result of one window, or a list of results for a batch of windows.
+
+    mel: log-Mel frames (n_mels, 3000) or (B, n_mels, 3000), Features or a list of them, or a
+         memory from `encode`
+    """
+    options = replace(options or DecodingOptions(), **overrides)
+    if isinstance(mel, Memory):
+        return decode_memory(model, mel, options)
+    use_precision(model, options.fp16)
+    single = isinstance(mel, Features) or (isinstance(mel, Tensor) and mel.ndim == 2)
+    windows: Any = [mel] if isinstance(mel, Features) else mel
+    if isinstance(windows, Tensor) and single:
+        windows = windows[None]
+    results = decode_memory(model, encode(model, windows), options)
+    return results[0] if single else results
+
+
+def use_precision(model: Whisper, fp16: bool) -> None:
+    """Bring a model on a GPU to half precision if asked; a CPU stays as it is."""
+    if model.device.type != "cpu":
+        model.to(torch.float16 if fp16 else torch.float32)
+
+
+def decode_memory(
+    model: Whisper, memory: Memory, options: DecodingOptions
+) -> list[DecodingResult]:
+    """A result for each clip of the memory."""
+    options.check()
+    tokenizer = get_tokenizer(
+        model.is_multilingual,
+        num_languages=model.num_languages,
+        language=options.language or "en",
+        task=options.task,
+    )
+    n_clips = memory.n_clips
+    languages = [options.language or "en"] * n_clips
+    probs: list[dict[str, float] | None] = [None] * n_clips
+    if options.task == "lang_id" or (options.language is None and model.is_multilingual):
+        found = language_of(model, memory, tokenizer)
+        languages, probs = [code for code, _ in found], [p for _, p in found]
+    if options.task == "lang_id":
+        return [
+            DecodingResult(memory.features[i], languages[i], probs[i]) for i in range(n_clips)
+        ]
+
+    opening = _opening(tokenizer, options, model.dims.n_text_ctx)
+    probe = opening.index(tokenizer.sot)
+    prompts = torch.tensor([opening] * n_clips, device=model.device)
+    if options.language is None and model.is_multilingual:
+        tokens = [tokenizer.language_tokens[code] for code in languages]
+        prompts[:, probe + 1] = torch.tensor(tokens, device=model.device)
+    clips = search(
+        model,
+        memory,
+        prompts,
+        _strategy(options, tokenizer.eot),
+        _filters(model, tokenizer, options),
+        n_most=options.sample_len or model.dims.n_text_ctx // 2,
+        probe=probe,
+    )
+    results = []
+    for i, clip in enumerate(clips):
+        best = _best(clip.candidates, options.length_penalty)
+        text = tokenizer.decode(best.tokens).strip()
+        results.append(
+            DecodingResult(
+                audio_features=memory.features[i],
+                language=languages[i],
+                language_probs=probs[i],
+                tokens=best.tokens,
+                text=text,
+                avg_logprob=best.sum_logprob / (len(best.tokens) + 1),
+                no_speech_prob=float(clip.first_logits.softmax(dim=-1)[tokenizer.no_speech]),
+                temperature=options.temperature,
+                compression_ratio=compression_ratio(text),
+                ended=best.ended,
+            )
+        )
+    return results
+
+
+def _opening(tokenizer: Tokenizer, options: DecodingOptions, n_ctx: int) -> list[int]:
+    """The tokens before the first one to be found: previous text, start sequence, prefix."""
+
+    def tokens(text: str | list[int]) -> list[int]:
+        return tokenizer.encode(" " + text.strip()) if isinstance(text, str) else list(text)
+
+    opening = list(tokenizer.sot_sequence)
+    if options.without_timestamps:
+        opening.append(tokenizer.no_timestamps)
+    if options.prefix:
+        prefix = tokens(options.prefix)
+        room = n_ctx // 2 - (options.sample_len or n_ctx // 2)
+        opening += prefix[-room:] if room > 0 else prefix
+    if options.prompt:
+        previous = tokens(options.prompt)[-(n_ctx // 2 - 1) :]
+        opening = [tokenizer.sot_prev, *previous, *opening]
+    if len(opening) > n_ctx:
+        raise OptionError(f"prompt and prefix must leave room in {n_ctx} tokens, got {len(opening)}")
+    return opening
+
+
+def _strategy(options: DecodingOptions, eot: int) -> Strategy:
+    if options.beam_size is not None:
+        return Beam(eot, options.beam_size, options.patience or 1.0)
+    return Greedy(eot, options.temperature, options.best_of or 1)
+
+
+def _filters(model: Whisper, tokenizer: Tokenizer, options: DecodingOptions) -> list[Filter]:
+    filters: list[Filter] = []
+    if options.suppress_blank:
+        filters.append(SuppressBlank(tokenizer, model.device))
+    if options.suppress_tokens:
+        suppressed = _suppressed(tokenizer, options.suppress_tokens, model.dims.n_vocab)
+        filters.append(SuppressTokens(suppressed, model.device))
+    if not options.without_timestamps:
+        latest = None
+        if options.max_initial_timestamp:
+            position_s = CHUNK_LENGTH / model.dims.n_audio_ctx
+            latest = round(options.max_initial_timestamp / position_s)
+        filters.append(TimestampRules(tokenizer, latest))
+    return filters
+
+
+def _suppressed(tokenizer: Tokenizer, listed: str | Iterable[int], n_vocab: int) -> list[int]:
+    try:
+        items = [part for part in listed.split(",") if part] if isinstance(listed, str) else listed
+        tokens = {int(item) for item in items}
+    except (TypeError, ValueError):
+        raise OptionError(f"suppress_tokens must be token ids or -1, got {listed!r}") from None
+    if any(not -1 <= token < n_vocab for token in tokens):
+        raise OptionError(f"suppress_tokens must be in -1..{n_vocab - 1}, got {sorted(tokens)}")
+    if -1 in tokens:
+        tokens = tokens - {-1} | set(tokenizer.non_speech_tokens)
+    # never part of a text; no_speech is read at the start instead
+    tokens |= {tokenizer.transcribe, tokenizer.translate, tokenizer.sot, tokenizer.sot_prev}
+    return sorted(tokens | {tokenizer.sot_lm, tokenizer.no_speech})
+
+
+def _best(candidates: list[Candidate], length_penalty: float | None) -> Candidate:
+    """The candidate of the highest log-probability for its length."""
+
+    def score(candidate: Candidate) -> float:
+        length = len(candidate.tokens)
+        if length_penalty is None:
+            return candidate.sum_logprob / max(length, 1)
+        return candidate.sum_logprob / ((5 + length) / 6) ** length_penalty
+
+    return max(candidates, key=score)

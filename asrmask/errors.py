@@ -1,0 +1,29 @@
+"""The exceptions of this package, all in one tree.
+
+    AsrmaskError
+    ├── AudioError        a recording that cannot be read, or holds nothing to read
+    ├── CheckpointError   weights that are missing, damaged or of another shape
+    └── OptionError       a value that is not allowed (also a ValueError)
+
+Each message says what, what was got and what was expected, in one line.
+"""
+
+
+class AsrmaskError(Exception):
+    """Base of every error that asrmask raises on purpose."""
+
+
+class AudioError(AsrmaskError):
+    """A recording that cannot be read, or that holds nothing to read."""
+
+
+class CheckpointError(AsrmaskError):
+    """Weights that are missing, damaged or of another shape."""
+
+
+class OptionError(AsrmaskError, ValueError):
+    """A value that is not allowed."""
+
+
+class AudioWarning(UserWarning):
+    """A recording that was read only in part."""

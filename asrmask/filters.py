@@ -1,0 +1,70 @@
+"""Rules on the next token: each sets the logits of what may not come to −inf.
+
+A filter is called with logits (R, n_vocab), changed in place, and with the tokens that each of the
+R texts has so far, without its prompt.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from asrmask.tokenizer import Tokenizer
+
+Filter = Callable[[Tensor, Sequence[Sequence[int]]], None]
+
+
+class SuppressBlank:
+    """No text begins with a space alone, or ends before it began."""
+
+    def __init__(self, tokenizer: Tokenizer, device: torch.device):
+        self.tokens = torch.tensor([*tokenizer.encode(" "), tokenizer.eot], device=device)
+
+    def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
+        if not sampled[0]:  # all texts are equally long
+            logits.index_fill_(1, self.tokens, -torch.inf)
+
+
+class SuppressTokens:
+    """Listed tokens never come."""
+
+    def __init__(self, tokens: Sequence[int], device: torch.device):
+        self.tokens = torch.tensor(tokens, dtype=torch.long, device=device)
+
+    def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
+        logits.index_fill_(1, self.tokens, -torch.inf)
+
+
+class TimestampRules:
+    """Timestamps come first, in pairs, in order, and whenever they are likelier than any word."""
+
+    def __init__(self, tokenizer: Tokenizer, max_initial_index: int | None):
+        self.begin = tokenizer.timestamp_begin
+        self.eot = tokenizer.eot
+        self.no_timestamps = tokenizer.no_timestamps
+        self.max_initial_index = max_initial_index
+
+    def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
+        begin = self.begin
+        logits[:, self.no_timestamps] = -torch.inf
+        for row, tokens in zip(logits, sampled, strict=True):
+            last_is_time = bool(tokens) and tokens[-1] >= begin
+            # the start of the text counts as the second half of a pair
+            previous_is_time = len(tokens) < 2 or tokens[-2] >= begin
+            if last_is_time and previous_is_time:
+                row[begin:] = -torch.inf  # a pair is complete: text follows
+            elif last_is_time:
+                row[: self.eot] = -torch.inf  # a segment has ended: its pair, or the end, follows
+            latest = next((token for token in reversed(tokens) if token >= begin), None)
+            if latest is not None:
+                # times never go back, and a segment lasts: only the next one's start may be equal
+                opens = last_is_time and not previous_is_time
+                row[begin : latest if opens else latest + 1] = -torch.inf
+        if not sampled[0]:
+            logits[:, :begin] = -torch.inf
+            if self.max_initial_index is not None:
+                logits[:, begin + self.max_initial_index + 1 :] = -torch.inf
+        any_time = logits[:, begin:].logsumexp(dim=-1)
+        best_text = logits[:, :begin].amax(dim=-1)
+        for row in (any_time > best_text).nonzero().flatten().tolist():
+            logits[row, :begin] = -torch.inf

@@ -1,0 +1,195 @@
+"""Search: from a model, a memory and a prompt to candidate texts. Greedy, sampling and beam.
+
+The loop is one for all: run the decoder, filter the logits, let the strategy choose, and leave
+clips out of the batch once they are done. Each clip goes its own way, so that a batch gives what
+its clips give one by one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical
+
+from asrmask.filters import Filter
+from asrmask.model import Memory, Whisper
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One text that the search found for a clip: its tokens, without the prompt and the end."""
+
+    tokens: list[int]
+    sum_logprob: float  # of the tokens, and of the end token if it came
+    ended: bool  # whether the end token came
+
+
+@dataclass
+class Clip:
+    """One clip's texts in the making. All of them are equally long."""
+
+    texts: list[list[int]] = field(default_factory=lambda: [[]])
+    sums: list[float] = field(default_factory=lambda: [0.0])
+    finished: list[Candidate] = field(default_factory=list)
+    done: bool = False
+
+
+class Strategy(Protocol):
+    """How the next tokens are chosen."""
+
+    def choose(self, clip: Clip, logits: Tensor) -> list[int]:
+        """Extend the clip's texts by a token each, from filtered logits (texts, n_vocab).
+
+        Returns, for each text that goes on, the index of the text it was made from.
+        """
+        ...
+
+    def candidates(self, clip: Clip) -> list[Candidate]:
+        """What the clip ends with, once it is done or out of room."""
+        ...
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The likeliest token, or with a temperature a drawn one, for n independent texts."""
+
+    eot: int
+    temperature: float = 0.0
+    n_texts: int = 1
+
+    def choose(self, clip: Clip, logits: Tensor) -> list[int]:
+        sources = list(range(len(clip.texts)))
+        if len(clip.texts) < self.n_texts:  # the first step: all texts begin alike
+            sources = [0] * self.n_texts
+            clip.texts = [[] for _ in sources]
+            clip.sums = [0.0 for _ in sources]
+            logits = logits.expand(self.n_texts, -1)
+        if self.temperature == 0:
+            chosen = logits.argmax(dim=-1)
+        else:
+            # drawn for ended texts too: so the random numbers are used up as upstream does
+            scaled = logits / self.temperature
+            chosen = Categorical(logits=scaled, validate_args=False).sample()
+        picked = logits.gather(1, chosen[:, None])[:, 0] - logits.logsumexp(dim=-1)
+        for i, (token, logprob) in enumerate(zip(chosen.tolist(), picked.tolist(), strict=True)):
+            ended = bool(clip.texts[i]) and clip.texts[i][-1] == self.eot
+            clip.sums[i] += 0.0 if ended else logprob
+            clip.texts[i].append(self.eot if ended else token)
+        clip.done = all(text[-1] == self.eot for text in clip.texts)
+        return sources
+
+    def candidates(self, clip: Clip) -> list[Candidate]:
+        found = []
+        for text, total in zip(clip.texts, clip.sums, strict=True):
+            ended = self.eot in text
+            tokens = text[: text.index(self.eot)] if ended else text
+            found.append(Candidate(tokens, total, ended))
+        return found
+
+
+@dataclass(frozen=True)
+class Beam:
+    """The n best texts at each step; done when n · patience of them have ended."""
+
+    eot: int
+    beam_size: int
+    patience: float = 1.0
+
+    @property
+    def n_finished(self) -> int:
+        return round(self.beam_size * self.patience)
+
+    def choose(self, clip: Clip, logits: Tensor) -> list[int]:
+        logprobs, tokens = logits.log_softmax(dim=-1).topk(self.beam_size + 1)
+        sums = torch.tensor(clip.sums, device=logits.device)  # float32, as upstream adds them
+        scores = (sums[:, None] + logprobs).flatten()
+        order = scores.argsort(descending=True, stable=True).tolist()
+        values, flat = scores.tolist(), tokens.flatten().tolist()
+        texts: list[list[int]] = []
+        totals: list[float] = []
+        sources: list[int] = []
+        for i in order:
+            source = i // (self.beam_size + 1)
+            if flat[i] == self.eot:
+                if len(clip.finished) < self.n_finished:
+                    clip.finished.append(Candidate(clip.texts[source], values[i], ended=True))
+                continue
+            texts.append([*clip.texts[source], flat[i]])
+            totals.append(values[i])
+            sources.append(source)
+            if len(texts) == self.beam_size:
+                break
+        clip.texts, clip.sums = texts, totals
+        clip.done = len(clip.finished) >= self.n_finished
+        return sources
+
+    def candidates(self, clip: Clip) -> list[Candidate]:
+        found = list(clip.finished)
+        best_first = sorted(range(len(clip.texts)), key=lambda i: clip.sums[i], reverse=True)
+        for i in best_first:
+            if len(found) >= self.beam_size:
+                break
+            found.append(Candidate(clip.texts[i], clip.sums[i], ended=False))
+        return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `search` gives back for one clip."""
+
+    candidates: list[Candidate]
+    first_logits: Tensor  # (n_vocab,) unfiltered, at the position asked for
+
+
+@torch.inference_mode()
+def search(
+    model: Whisper,
+    memory: Memory,
+    prompts: Tensor,
+    strategy: Strategy,
+    filters: Sequence[Filter],
+    *,
+    n_most: int,
+    probe: int,
+) -> list[Found]:
+    """Candidate texts for each clip of the memory.
+
+    prompts: (clips, P) tokens that each text begins with
+    n_most:  how many tokens a text may have beyond its prompt
+    probe:   position in the prompt whose logits are handed back (where no-speech is read)
+    """
+    decoder = model.decoder
+    n_prompt = prompts.shape[1]
+    n_most = min(n_most, decoder.n_ctx - n_prompt + 1)
+    x, cache = decoder(prompts, memory, decoder.cache(memory.n_clips, n_prompt + n_most))
+    first = decoder.logits(x[:, probe])
+    logits = first.clone() if probe == n_prompt - 1 else decoder.logits(x[:, -1])
+    clips = [Clip() for _ in range(memory.n_clips)]
+    going = list(clips)
+    for step in range(n_most):
+        texts = [text for clip in going for text in clip.texts]
+        for rule in filters:
+            rule(logits, texts)
+        rows: list[int] = []  # for each text that goes on, the cache row it comes from
+        keep: list[int] = []  # the clips that go on
+        row = 0
+        for i, clip in enumerate(going):
+            n_texts = len(clip.texts)
+            sources = strategy.choose(clip, logits[row : row + n_texts])
+            if not clip.done:
+                keep.append(i)
+                rows.extend(row + source for source in sources)
+            row += n_texts
+        if not keep or step == n_most - 1:
+            break
+        if rows != list(range(row)):
+            cache = cache.select(torch.tensor(rows, device=prompts.device))
+        if len(keep) < len(going):
+            memory = memory.select(torch.tensor(keep, device=prompts.device))
+            going = [going[i] for i in keep]
+        last = [text[-1] for clip in going for text in clip.texts]
+        x, cache = decoder(torch.tensor(last, device=prompts.device)[:, None], memory, cache)
+        logits = decoder.logits(x[:, 0])
+    return [Found(strategy.candidates(clip), first[i]) for i, clip in enumerate(clips)]

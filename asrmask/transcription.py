@@ -1,0 +1,66 @@
+"""What a transcription gives back: plain data that also reads as openai-whisper's dictionaries."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+class Record(Mapping[str, Any]):
+    """A dataclass that reads as a dictionary of its fields, without those that are None."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in iter(self):
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (f.name for f in fields(self) if getattr(self, f.name) is not None)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dictionaries and lists all the way down."""
+        return {name: _plain(value) for name, value in self.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.as_dict()
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+@dataclass(eq=False)
+class Word(Record):
+    """A word, with the space before it and its punctuation, and when it was said."""
+
+    word: str
+    start: float  # seconds
+    end: float
+    probability: float
+
+
+@dataclass(eq=False)
+class Segment(Record):
+    """A stretch of speech and its text."""
+
+    id: int
+    seek: int  # frame at which the segment's window starts
+    start: float  # seconds
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    words: list[Word] | None = None  # None: not asked for
+
+
+@dataclass(eq=False)
+class Transcription(Record):
+    """The text of a whole recording."""
+
+    text: str
+    segments: list[Segment] = field(default_factory=list)
+    language: str = "en"

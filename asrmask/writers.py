@@ -1,0 +1,153 @@
+"""Transcriptions as files: txt, vtt, srt, tsv, json, to the byte as openai-whisper writes them."""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+PAUSE_S = 3.0  # a longer one ends a subtitle, where lines are counted
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How words are set in subtitles. All of it needs word times."""
+
+    highlight_words: bool = False  # underline each word while it is said
+    max_line_width: int | None = None  # characters
+    max_line_count: int | None = None  # lines in a subtitle
+    max_words_per_line: int | None = None
+
+
+def timestamp(seconds: float, *, hours: bool = False, mark: str = ".") -> str:
+    """Minutes, seconds and milliseconds, with the hours if there are any or they are asked for.
+
+    >>> timestamp(3661.5, mark=",")
+    '01:01:01,500'
+    """
+    milliseconds = round(seconds * 1000)
+    h, rest = divmod(milliseconds, 3_600_000)
+    m, rest = divmod(rest, 60_000)
+    s, ms = divmod(rest, 1_000)
+    return (f"{h:02d}:" if hours or h else "") + f"{m:02d}:{s:02d}{mark}{ms:03d}"
+
+
+def line(segment: Any) -> str:
+    """A segment as one line of a terminal: times and text."""
+    return f"[{timestamp(segment.start)} --> {timestamp(segment.end)}] {segment.text}"
+
+
+def write_txt(result: Any, file: TextIO, layout: Layout) -> None:
+    for segment in result.segments:
+        print(segment.text.strip(), file=file)
+
+
+def write_tsv(result: Any, file: TextIO, layout: Layout) -> None:
+    print("start", "end", "text", sep="\t", file=file)
+    for segment in result.segments:
+        text = segment.text.strip().replace("\t", " ")
+        print(round(1000 * segment.start), round(1000 * segment.end), text, sep="\t", file=file)
+
+
+def write_json(result: Any, file: TextIO, layout: Layout) -> None:
+    json.dump(result.as_dict(), file)
+
+
+def write_vtt(result: Any, file: TextIO, layout: Layout) -> None:
+    print("WEBVTT\n", file=file)
+    for start, end, text in cues(result.segments, layout):
+        print(f"{timestamp(start)} --> {timestamp(end)}\n{text}\n", file=file)
+
+
+def write_srt(result: Any, file: TextIO, layout: Layout) -> None:
+    for number, (start, end, text) in enumerate(cues(result.segments, layout), start=1):
+        times = [timestamp(s, hours=True, mark=",") for s in (start, end)]
+        print(f"{number}\n{times[0]} --> {times[1]}\n{text}\n", file=file)
+
+
+WRITERS: dict[str, Callable[[Any, TextIO, Layout], None]] = {
+    "txt": write_txt,
+    "vtt": write_vtt,
+    "srt": write_srt,
+    "tsv": write_tsv,
+    "json": write_json,
+}
+
+
+def save(result: Any, path: Path, form: str, layout: Layout | None = None) -> None:
+    """Write a transcription to a file: whole, or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            WRITERS[form](result, file, layout or Layout())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def cues(segments: list[Any], layout: Layout) -> Iterator[tuple[float, float, str]]:
+    """The subtitles: start, end and text. Without word times, each segment is one."""
+    if not segments or any(segment.words is None for segment in segments):
+        for segment in segments:
+            # an arrow in the text would end the cue's header
+            yield segment.start, segment.end, segment.text.strip().replace("-->", "->")
+        return
+    for subtitle in _subtitles(segments, layout):
+        texts = [text for text, _ in subtitle]
+        whole = "".join(texts)
+        start, end = subtitle[0][1].start, subtitle[-1][1].end
+        if not layout.highlight_words:
+            yield start, end, whole
+            continue
+        last = start
+        for i, (text, word) in enumerate(subtitle):
+            if timestamp(last) != timestamp(word.start):
+                yield last, word.start, whole
+            marked = re.sub(r"^(\s*)(.*)$", r"\1<u>\2</u>", text)
+            yield word.start, word.end, "".join([*texts[:i], marked, *texts[i + 1 :]])
+            last = word.end
+
+
+def _subtitles(segments: list[Any], layout: Layout) -> Iterator[list[tuple[str, Any]]]:
+    """Lists of (text, word): the text is the word as set, with the line break before it if any."""
+    by_segment = layout.max_line_count is None or layout.max_line_width is None
+    width = layout.max_line_width or 1000
+    per_line = layout.max_words_per_line or 1000
+    subtitle: list[tuple[str, Any]] = []
+    line_length, n_lines = 0, 1
+    last_s = next((w.start for s in segments for w in s.words), segments[0].start)
+    for segment in segments:
+        for i, word in enumerate(segment.words):
+            text = word.word
+            pause = not by_segment and word.start - last_s > PAUSE_S
+            fits = line_length + len(text) <= width
+            breaks = i % per_line == 0 and bool(subtitle) and by_segment
+            if line_length > 0 and fits and not pause and not breaks:
+                line_length += len(text)
+            else:
+                text = text.strip()
+                full = layout.max_line_count is not None and (
+                    pause or n_lines >= layout.max_line_count
+                )
+                if (subtitle and full) or breaks:
+                    yield subtitle
+                    subtitle, n_lines = [], 1
+                elif line_length > 0:
+                    n_lines += 1
+                    text = "\n" + text
+                line_length = len(text.strip())
+            subtitle.append((text, word))
+            last_s = word.start
+    if subtitle:
+        yield subtitle

@@ -1,0 +1,54 @@
+"""What tests share: the real tiny.en, openai-whisper with the same weights, and real speech."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from asrmask.checkpoints import load_model
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "data"
+SHARED = ROOT.parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _threads():
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def model():
+    """The real tiny.en."""
+    return load_model("tiny.en")
+
+
+@pytest.fixture(scope="session")
+def upstream_model(model):
+    """openai-whisper's model with the weights of `model`."""
+    from asrmask import upstream
+
+    return upstream.twin(model)
+
+
+@pytest.fixture(scope="session")
+def samples():
+    """Clips that come with the repository: path → transcript."""
+    with (DATA / "manifest.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    return {DATA / row["path"]: row["text"] for row in rows}
+
+
+@pytest.fixture(scope="session")
+def sample(samples):
+    """The first of them."""
+    return next(iter(samples))
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """The folder of shared speech, outside the repository."""
+    if not SHARED.is_dir():
+        pytest.skip(f"no shared speech at {SHARED}")
+    return SHARED
