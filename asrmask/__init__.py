@@ -11,41 +11,39 @@ _HOMES = {
     "AudioError": "asrmask.errors",
     "AudioWarning": "asrmask.errors",
     "CheckpointError": "asrmask.errors",
-    "DecodingOptions": "asrmask.decode",
-    "DecodingResult": "asrmask.decode",
+    "DecodingOptions": "asrmask.decoding",
+    "DecodingResult": "asrmask.decoding",
     "Features": "asrmask.audio",
     "ModelDimensions": "asrmask.model",
     "OptionError": "asrmask.errors",
     "Recording": "asrmask.audio",
     "Segment": "asrmask.transcription",
-    "Settings": "asrmask.transcribe",
+    "Settings": "asrmask.transcriber",
     "Spectrogram": "asrmask.audio",
     "Transcription": "asrmask.transcription",
+    "VadOptions": "asrmask.vad",
     "Whisper": "asrmask.model",
     "Word": "asrmask.transcription",
     "available_models": "asrmask.checkpoints",
-    "decode": "asrmask.decode",
-    "detect_language": "asrmask.decode",
+    "decode": "asrmask.decoding",
+    "detect_language": "asrmask.decoding",
     "load_audio": "asrmask.audio",
     "load_model": "asrmask.checkpoints",
     "log_mel_spectrogram": "asrmask.audio",
     "pad_or_trim": "asrmask.audio",
-    "stream": "asrmask.transcribe",
-    "transcribe": "asrmask.transcribe",
+    "stream": "asrmask.transcriber",
+    "transcribe": "asrmask.transcriber",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'asrmask' has no attribute {name!r}")
-    module = import_module(_HOMES[name])
-    # `decode` and `transcribe` are also the names of their modules: the functions win
-    for public, home in _HOMES.items():
-        if home == module.__name__:
-            globals()[public] = getattr(module, public)
-    return globals()[name]
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value  # found at once the next time
+    return value
 
 
 def __dir__() -> list[str]:

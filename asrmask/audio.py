@@ -1,4 +1,4 @@
-"""Audio to log-Mel frames: any file to 16 kHz mono, the spectrogram, and its padding.
+"""Audio to log-Mel frames: 16 kHz mono samples, the spectrogram, and its padding.
 
 Padding happens in one place, `Spectrogram.window`, and its kind is named by the caller:
 
@@ -8,23 +8,21 @@ Padding happens in one place, `Spectrogram.window`, and its kind is named by the
   whisper.cpp do. In the spectrogram that is the floor, (peak − 8 + 4) / 4, other for every clip.
 """
 
-import shutil
-import sys
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import IO, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asrmask import assets
-from asrmask.errors import AudioError, AudioWarning, OptionError
+from asrmask import assets, media
+from asrmask.errors import AudioError, OptionError
 
 SAMPLE_RATE = 16_000  # samples a second
 N_FFT = 400  # samples under one frame: 25 ms
@@ -40,77 +38,6 @@ SPOOL_BYTES = 32 * 2**20  # longer recordings (about 17 minutes) wait on disk, n
 Fill = Literal["zero", "silence"]
 FILLS: tuple[Fill, ...] = ("zero", "silence")
 Array = TypeVar("Array", np.ndarray, Tensor)
-
-
-def decode_blocks(source: str | Path | IO[bytes], name: str) -> Iterator[np.ndarray]:
-    """Samples of a file's audio stream: int16 blocks, 16 kHz mono.
-
-    Upstream's loader passes through 16-bit integers, so this does too. A file that ends too soon
-    gives what it has, and an AudioWarning.
-    """
-    import av
-
-    file = str(source) if isinstance(source, Path) else source
-    try:
-        container = av.open(file, mode="r", metadata_errors="ignore")
-    except (av.error.FFmpegError, OSError, ValueError) as error:
-        raise AudioError(f"{name}: not audio that FFmpeg can read ({_reason(error)})") from None
-    n_out, n_bad, truth_s = 0, 0, None
-    with container:
-        stream = container.streams.best("audio")
-        if stream is None:
-            kinds = sorted({s.type for s in container.streams}) or ["nothing"]
-            raise AudioError(f"{name}: no audio stream, got {', '.join(kinds)}")
-        if stream.duration is not None and stream.time_base is not None:
-            truth_s = float(stream.duration * stream.time_base)
-        exact = container.format.name in {"wav", "flac", "aiff", "w64", "caf"}
-        may_hold_nan = stream.codec_context.name.startswith("pcm_f")
-        resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
-        packets = container.demux(stream)
-        while True:
-            try:
-                packet = next(packets, None)
-                frames = [] if packet is None else packet.decode()
-            except av.error.EOFError:
-                break
-            except (av.error.FFmpegError, OSError):
-                n_bad += 1
-                if n_bad > 1000 and n_out == 0:
-                    break
-                continue
-            if packet is None:
-                break
-            for frame in frames:
-                frame.pts = None  # gaps in the time stamps do not become gaps in the audio
-                if may_hold_nan and not np.isfinite(frame.to_ndarray()).all():
-                    raise AudioError(f"{name}: samples must be finite numbers, got NaN or infinity")
-                for block in resampler.resample(frame):
-                    n_out += block.samples
-                    yield block.to_ndarray()[0]
-        if n_out:
-            for block in resampler.resample(None):
-                n_out += block.samples
-                yield block.to_ndarray()[0]
-    if n_out == 0:
-        what = f"{n_bad} damaged packets" if n_bad else "an empty audio stream"
-        raise AudioError(f"{name}: no audio samples, got {what}")
-    got_s = n_out / SAMPLE_RATE
-    if exact and truth_s is not None and got_s < truth_s - 0.1:
-        warnings.warn(
-            f"{name}: truncated, got {got_s:.2f} s of audio, expected {truth_s:.2f} s",
-            AudioWarning,
-            stacklevel=2,
-        )
-    elif n_bad > 1:  # one may be a cut-off last packet, or a tag that looks like one
-        warnings.warn(
-            f"{name}: damaged, got {n_bad} packets that do not decode, expected none",
-            AudioWarning,
-            stacklevel=2,
-        )
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 class Recording:
@@ -138,17 +65,22 @@ class Recording:
         """The recording in a file ("-": standard input), decoded once."""
         name = "standard input" if source == "-" else str(source)
         spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115
-        with _opened(source, name) as file:
-            n_samples = 0
-            for block in decode_blocks(file, name):
-                spool.write(block.tobytes())
-                n_samples += len(block)
+        try:
+            with media.opened(source, name) as file:
+                for block in media.decode(file, name, SAMPLE_RATE):
+                    spool.write(block.tobytes())
+            n_samples = spool.tell() // 2
+        except BaseException:
+            spool.close()
+            raise
 
         def read(start: int, stop: int) -> np.ndarray:
             spool.seek(2 * start)
             return np.frombuffer(spool.read(2 * (stop - start)), np.int16) / np.float32(32768)
 
-        return cls(n_samples, read)
+        recording = cls(n_samples, read)
+        weakref.finalize(recording, spool.close)
+        return recording
 
     @property
     def duration_s(self) -> float:
@@ -167,29 +99,6 @@ class Recording:
         """Whether every sample is zero."""
         blocks = range(0, self.n_samples, N_SAMPLES)
         return not any(self.read(i, min(i + N_SAMPLES, self.n_samples)).any() for i in blocks)
-
-
-def _opened(source: str | Path, name: str) -> IO[bytes]:
-    """The file, opened; standard input is copied first, since some formats must seek."""
-    if source == "-":
-        spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)
-        shutil.copyfileobj(sys.stdin.buffer, spool)
-        size = spool.tell()
-        spool.seek(0)
-        file: IO[bytes] = spool
-    else:
-        path = Path(source)
-        if path.is_dir():
-            raise AudioError(f"{name}: is a folder, expected an audio file")
-        try:
-            file = path.open("rb")
-            size = path.stat().st_size
-        except OSError as error:
-            raise AudioError(f"{name}: {_reason(error)}, expected an audio file") from None
-    if size == 0:
-        file.close()
-        raise AudioError(f"{name}: empty, got 0 bytes, expected an audio file")
-    return file
 
 
 def load_audio(file: str | Path, sr: int = SAMPLE_RATE) -> np.ndarray:
@@ -229,9 +138,7 @@ def mel_filters(n_mels: int, device: torch.device) -> Tensor:
 def _log_power(samples: Tensor, n_mels: int, *, center: bool) -> Tensor:
     """log10 of the Mel power, (n_mels, frames), one frame more than hops if centred."""
     window = torch.hann_window(N_FFT, device=samples.device)
-    stft = torch.stft(
-        samples, N_FFT, HOP_LENGTH, window=window, center=center, return_complex=True
-    )
+    stft = torch.stft(samples, N_FFT, HOP_LENGTH, window=window, center=center, return_complex=True)
     power = mel_filters(n_mels, samples.device) @ stft.abs().square()
     return power.clamp(min=1e-10).log10()
 
@@ -256,7 +163,7 @@ def log_mel_spectrogram(
     samples = torch.as_tensor(audio, device=device)
     if padding > 0:
         samples = F.pad(samples, (0, padding))
-    log_power = _log_power(samples, n_mels, center=True)[:, :-1]
+    log_power = _log_power(samples, n_mels, center=True)[..., :-1]
     return _scaled(log_power, log_power.max())
 
 
@@ -295,34 +202,36 @@ class Spectrogram:
     @cached_property
     def peak(self) -> float:
         """The loudest log10 Mel power of the recording, from which its floor is counted."""
-        last = self.n_frames + 2  # the frames whose window still touches the recording's end
+        last = self.n_frames + 3  # the frames whose window still touches the recording's end
         return max(
             float(self._log_power(i, min(i + N_FRAMES, last)).max())
             for i in range(0, last, N_FRAMES)
         )
 
     def window(self, start: int, n_frames: int, *, fill: Fill, size: int = N_FRAMES) -> Features:
-        """Frames start..start + n_frames, padded to `size` frames."""
-        if not 0 < n_frames <= size or start < 0 or start + n_frames > self.n_frames:
+        """Frames start..start + n_frames, padded to `size` frames; none: all padding."""
+        if not 0 <= n_frames <= size or start < 0 or start + n_frames > self.n_frames:
             raise OptionError(
-                f"frames must be 1..{size} of the recording's {self.n_frames}, "
+                f"frames must be 0..{size} of the recording's {self.n_frames}, "
                 f"got {start}..{start + n_frames}"
             )
-        if fill == "zero":
+        if fill not in FILLS:
+            raise OptionError(f"fill must be one of {', '.join(FILLS)}, got {fill!r}")
+        if fill == "zero" or n_frames == size:  # a full window has no padding
             frames = _scaled(self._log_power(start, start + n_frames), self.peak)
             return Features(pad_or_trim(frames, size), n_frames, fill)
-        if fill == "silence":
-            stop = start + n_frames
-            end = self.recording.n_samples if stop == self.n_frames else stop * HOP_LENGTH
-            first = start * HOP_LENGTH - N_FFT // 2
-            wanted = (size - 1) * HOP_LENGTH + N_FFT
-            samples = pad_or_trim(self.recording.read(first, end), wanted)
-            log_power = _log_power(torch.from_numpy(samples), self.n_mels, center=False)
-            return Features(_scaled(log_power, self.peak), n_frames, fill)
-        raise OptionError(f"fill must be one of {', '.join(FILLS)}, got {fill!r}")
+        stop = start + n_frames
+        end = self.recording.n_samples if stop == self.n_frames else stop * HOP_LENGTH
+        first = start * HOP_LENGTH - N_FFT // 2
+        wanted = (size - 1) * HOP_LENGTH + N_FFT
+        samples = pad_or_trim(self.recording.read(first, end), wanted)
+        log_power = _log_power(torch.from_numpy(samples), self.n_mels, center=False)
+        return Features(_scaled(log_power, self.peak), n_frames, fill)
 
     def _log_power(self, start: int, stop: int) -> Tensor:
         """Frames start..stop, unscaled, put together from whole blocks."""
+        if start == stop:
+            return torch.empty(self.n_mels, 0)
         first = start // N_FRAMES
         blocks = [self._block(i) for i in range(first, (stop - 1) // N_FRAMES + 1)]
         joined = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)

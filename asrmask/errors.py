@@ -9,6 +9,11 @@ Each message says what, what was got and what was expected, in one line.
 """
 
 
+def printable(text: str) -> str:
+    """The text in one line: characters that would break it are spelled out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 class AsrmaskError(Exception):
     """Base of every error that asrmask raises on purpose."""
 

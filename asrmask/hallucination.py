@@ -49,9 +49,10 @@ def judge(
     seek: int,
     settled: bool,
     last_speech_s: float,
-) -> tuple[int, int]:
+) -> tuple[int, int | None]:
     """Where the next window begins, and how many of this one's segments stay.
 
+    None of them stays, and nothing else is made of this window, if it opens with silence.
     start, size: of this window, in frames; n_frames: of the recording
     seek:        where the next window would begin, and `settled`: whether that is certain
     """
@@ -65,7 +66,7 @@ def judge(
     first = with_words(segments)
     if first is not None and is_anomaly(first) and first.start - offset_s > threshold:
         # silence comes first: look again behind it
-        return start + round((first.start - offset_s) * FRAMES_PER_SECOND), 0
+        return start + round((first.start - offset_s) * FRAMES_PER_SECOND), None
 
     previous_end_s = last_speech_s
     for i, segment in enumerate(segments):

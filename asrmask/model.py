@@ -1,8 +1,8 @@
 """Whisper: encoder and decoder with openai-whisper's parameter names, so its weights load as is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +76,7 @@ class AudioEncoder(nn.Module):
     """Two convolutions, positions, and layers of unmasked self-attention over the window."""
 
     positional_embedding: Tensor
+    blocks: Sequence[Block]
 
     def __init__(self, dims: ModelDimensions):
         super().__init__()
@@ -83,10 +84,11 @@ class AudioEncoder(nn.Module):
         self.conv1 = nn.Conv1d(dims.n_mels, n_state, kernel_size=3, padding=1)
         self.conv2 = nn.Conv1d(n_state, n_state, kernel_size=3, stride=2, padding=1)
         self.register_buffer("positional_embedding", sinusoids(dims.n_audio_ctx, n_state))
-        self.blocks = nn.ModuleList(
+        blocks = nn.ModuleList(
             Block(n_state, dims.n_audio_head, f"encoder.{i}", cross=False)
             for i in range(dims.n_audio_layer)
         )
+        self.blocks = cast("Sequence[Block]", blocks)
         self.ln_post = nn.LayerNorm(n_state)
 
     def forward(
@@ -146,6 +148,8 @@ class Memory:
 class TextDecoder(nn.Module):
     """Layers of causal self-attention over the text and cross-attention to the audio."""
 
+    blocks: Sequence[Block]
+
     def __init__(self, dims: ModelDimensions):
         super().__init__()
         n_state = dims.n_text_state
@@ -153,10 +157,11 @@ class TextDecoder(nn.Module):
         self.token_embedding = nn.Embedding(dims.n_vocab, n_state)
         self.positional_embedding = nn.Parameter(torch.empty(dims.n_text_ctx, n_state))
         nn.init.normal_(self.positional_embedding, std=0.02)
-        self.blocks = nn.ModuleList(
+        blocks = nn.ModuleList(
             Block(n_state, dims.n_text_head, f"decoder.{i}", cross=True)
             for i in range(dims.n_text_layer)
         )
+        self.blocks = cast("Sequence[Block]", blocks)
         self.ln = nn.LayerNorm(n_state)
 
     def remember(self, features: Tensor, mask: Tensor | None = None) -> Memory:

@@ -14,7 +14,7 @@ from asrmask.errors import OptionError
 # in the order of their tokens; each has one, "yue" only in models of 51,866 tokens
 LANGUAGES = dict(
     pair.split(":")
-    for pair in (
+    for pair in (  # noqa: SIM905
         "en:english zh:chinese de:german es:spanish ru:russian ko:korean fr:french ja:japanese "
         "pt:portuguese tr:turkish pl:polish ca:catalan nl:dutch ar:arabic sv:swedish it:italian "
         "id:indonesian hi:hindi fi:finnish vi:vietnamese he:hebrew uk:ukrainian el:greek ms:malay "
@@ -69,7 +69,9 @@ def language_code(language: str) -> str:
 @cache
 def _encoding(name: str, n_languages: int) -> tiktoken.Encoding:
     lines = assets.path(f"{name}.tiktoken").read_bytes().splitlines()
-    ranks = {base64.b64decode(token): int(rank) for token, rank in (ln.split() for ln in lines if ln)}
+    ranks = {
+        base64.b64decode(token): int(rank) for token, rank in (ln.split() for ln in lines if ln)
+    }
     specials = [
         "<|endoftext|>",
         "<|startoftranscript|>",
@@ -102,7 +104,13 @@ class Tokenizer:
     task: str | None = None
 
     def encode(self, text: str) -> list[int]:
-        return self.encoding.encode(text)
+        try:
+            return self.encoding.encode(text)
+        except ValueError:
+            found = sorted(t for t in self.encoding.special_tokens_set if t in text)
+            raise OptionError(
+                f"text must not spell special tokens, got {', '.join(found)}"
+            ) from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text without its timestamps; other special tokens are spelled out."""
@@ -171,7 +179,7 @@ class Tokenizer:
         """Tokens of sounds and annotations, like ♪ and [, that nobody speaks."""
         symbols = [
             *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
-            *"<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪".split(),
+            *"<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪".split(),  # noqa: SIM905
         ]
         # "-" and "'" are fine within a word, not at its beginning
         found = {self.encode(" -")[0], self.encode(" '")[0]}
@@ -211,8 +219,10 @@ class Tokenizer:
             group.append(token)
             text = self.decode_with_timestamps(group)
             broken = text.find("\ufffd")
-            # a replacement character in the whole text is really there
-            if broken < 0 or whole[offset + broken] == "\ufffd":
+            # a replacement character in the whole text is really there; several in a row may be
+            # one there, so that the end comes too soon (upstream fails on that)
+            at = offset + broken
+            if broken < 0 or at >= len(whole) or whole[at] == "\ufffd":
                 pieces.append((text, group))
                 offset += len(text)
                 group = []

@@ -6,6 +6,7 @@ together, is a map of tokens against time, and the cheapest way through it gives
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,6 +20,11 @@ from asrmask.transcription import Segment, Word
 
 POSITIONS_PER_SECOND = FRAMES_PER_SECOND // FRAMES_PER_POSITION  # 50
 MEDIAN_WIDTH = 7  # positions
+# exchanges that bring the median of seven values to the middle: a sort would take ten times as long
+MEDIAN_NETWORK = [
+    *((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6)),
+    *((2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4)),
+]
 SENTENCE_ENDS = ".。!！?？"
 PREPEND_PUNCTUATIONS = "\"'“¿([{-"
 APPEND_PUNCTUATIONS = "\"'.。,，!！?？:：”)]}、"
@@ -50,25 +56,33 @@ def warp(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     (array([0, 1, 1]), array([0, 1, 2]))
     """
     n_rows, n_columns = cost.shape
-    total = np.full((n_rows + 1, n_columns + 1), np.inf, dtype=np.float32)
-    step = np.zeros((n_rows + 1, n_columns + 1), dtype=np.int8)
-    total[0, 0] = 0
-    for diagonal in range(2, n_rows + n_columns + 1):
-        i = np.arange(max(1, diagonal - n_columns), min(n_rows, diagonal - 1) + 1)
-        j = diagonal - i
-        both, down, right = total[i - 1, j - 1], total[i - 1, j], total[i, j - 1]
-        chosen = np.where((down < both) & (down < right), 1, 2)
-        chosen[(both < down) & (both < right)] = 0
-        total[i, j] = cost[i - 1, j - 1] + np.choose(chosen, [both, down, right])
-        step[i, j] = chosen
-    step[0, :], step[:, 0] = 2, 1
-    i, j = n_rows, n_columns
+    n_diagonals = n_rows + n_columns - 1
+    # a row for each anti-diagonal: skewed[d, i] = cost[i, d − i]
+    skewed = np.zeros((n_diagonals + 1, n_rows))
+    for i in range(n_rows):
+        skewed[i : i + n_columns, i] = cost[i]
+    steps = np.empty((n_diagonals, n_rows), dtype=np.int8)
+    # totals of the last two diagonals, at i + 1; what lies outside the matrix is infinite
+    older = np.full(n_rows + 1, np.inf, dtype=np.float32)
+    newer = older.copy()
+    older[0] = 0
+    for d in range(n_diagonals):
+        low, high = max(0, d - n_columns + 1), min(n_rows, d + 1)
+        both, down, right = older[low:high], newer[low:high], newer[low + 1 : high + 1]
+        least = np.minimum(down, right)
+        taken = np.where(both < least, 0, np.where((down < both) & (down < right), 1, 2))
+        chosen = np.where(taken == 0, both, np.where(taken == 1, down, right))
+        steps[d, low:high] = taken
+        older.fill(np.inf)
+        older[low + 1 : high + 1] = skewed[d, low:high] + chosen
+        older, newer = newer, older
+    i, j = n_rows - 1, n_columns - 1
     path = []
-    while i > 0 or j > 0:
-        path.append((i - 1, j - 1))
-        moved = step[i, j]
-        i -= moved != 2
-        j -= moved != 1
+    while i >= 0 and j >= 0:
+        path.append((i, j))
+        step = 1 if j == 0 and i > 0 else 2 if i == 0 else int(steps[i + j, i])
+        i -= step != 2
+        j -= step != 1
     rows, columns = np.array(path[::-1]).T
     return rows, columns
 
@@ -84,8 +98,18 @@ def attention_map(weights: Tensor) -> Tensor:
     half = MEDIAN_WIDTH // 2
     if weights.shape[-1] > half:
         padded = F.pad(weights, (half, half), mode="reflect")
-        weights = padded.unfold(-1, MEDIAN_WIDTH, 1).sort().values[..., half]
+        weights = median_of_seven([padded[..., i : i - 6 or None] for i in range(MEDIAN_WIDTH)])
     return weights.mean(dim=0)
+
+
+def median_of_seven(values: list[Tensor]) -> Tensor:
+    """The median of seven tensors, element by element."""
+    for a, b in MEDIAN_NETWORK:
+        values[a], values[b] = (
+            torch.minimum(values[a], values[b]),
+            torch.maximum(values[a], values[b]),
+        )
+    return values[MEDIAN_WIDTH // 2]
 
 
 @torch.inference_mode()
@@ -133,7 +157,7 @@ def align(
             float(times[b]),
             float(np.mean(probabilities[a:b])),
         )
-        for i, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
+        for i, (a, b) in enumerate(pairwise(bounds))
     ]
 
 
@@ -208,7 +232,7 @@ def end_of(segments: Sequence[Segment]) -> float | None:
 
 def _shorten_at_sentence_ends(timings: list[Timing], longest: float) -> None:
     """A pause after a sentence belongs to neither the mark before it nor the word after it."""
-    for previous, timing in zip(timings, timings[1:], strict=False):
+    for previous, timing in pairwise(timings):
         if timing.duration > longest:
             if timing.word in SENTENCE_ENDS:
                 timing.end = timing.start + longest

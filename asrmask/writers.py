@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from asrmask.errors import OptionError
+
 PAUSE_S = 3.0  # a longer one ends a subtitle, where lines are counted
 
 
@@ -20,6 +22,12 @@ class Layout:
     max_line_width: int | None = None  # characters
     max_line_count: int | None = None  # lines in a subtitle
     max_words_per_line: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_line_width", "max_line_count", "max_words_per_line"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise OptionError(f"{name} must be 1 or more, got {limit}")
 
 
 def timestamp(seconds: float, *, hours: bool = False, mark: str = ".") -> str:
@@ -79,7 +87,7 @@ WRITERS: dict[str, Callable[[Any, TextIO, Layout], None]] = {
 
 def save(result: Any, path: Path, form: str, layout: Layout | None = None) -> None:
     """Write a transcription to a file: whole, or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".asrmask-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             WRITERS[form](result, file, layout or Layout())

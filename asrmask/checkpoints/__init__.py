@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asrmask.checkpoints.registry import DEFAULT, available_models
-from asrmask.errors import CheckpointError
+from asrmask.errors import CheckpointError, OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,15 @@ def load_model(
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0][:80]
+        raise OptionError(
+            f"device must be one of PyTorch's, got {device} ({reason})"
+        ) from None
     path, checkpoint = read(name, download_root)
-    return build(checkpoint, path, torch.device(device), dtype or torch.float32)
+    return build(checkpoint, path, device, dtype or torch.float32)
 
 
 def read(name: str, download_root: str | None = None) -> "tuple[Path, Checkpoint]":
@@ -62,11 +69,15 @@ def read(name: str, download_root: str | None = None) -> "tuple[Path, Checkpoint
                 path = download.fetch(registry.url(name), target, registry.sha256(name), progress)
         return path, replace(_read(path), alignment_heads=registry.alignment_heads(name))
     path = Path(name)
-    if not path.exists():
-        raise CheckpointError(
-            f"model must be one of {', '.join(available_models())}, or a path, got {name}"
-        )
-    return path, _read(path)
+    try:
+        if path.exists():
+            return path, _read(path)
+        reason = f"{str(name)!r}"
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        reason = f"{str(name)[:80]!r} ({error.strerror})"
+    raise CheckpointError(
+        f"model must be one of {', '.join(available_models())}, or a path, got {reason}"
+    )
 
 
 def _read(path: Path) -> "Checkpoint":
@@ -79,7 +90,8 @@ def _read(path: Path) -> "Checkpoint":
     if (path / "config.json").exists():
         return hub.read(path)
     raise CheckpointError(
-        f"{path}: expected model.bin (CTranslate2) or config.json with model.safetensors (the hub)"
+        f"{path}: expected a folder with model.bin (CTranslate2) or config.json and "
+        f"model.safetensors (the hub), got neither"
     )
 
 
@@ -98,9 +110,7 @@ class _bar:
         self.bar = Progress(*columns, console=console, disable=not console.is_terminal)
         task = self.bar.add_task(self.name, visible=False)
         self.bar.start()
-        return lambda here, total: self.bar.update(
-            task, completed=here, total=total, visible=True
-        )
+        return lambda here, total: self.bar.update(task, completed=here, total=total, visible=True)
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()

@@ -5,7 +5,6 @@ name, uint8 rank, uint32 dims…, uint8 dtype, uint32 bytes, data; then uint32 a
 of strings. A string is a uint16 length, its final NUL included, and the bytes.
 """
 
-import json
 import struct
 from pathlib import Path
 
@@ -13,31 +12,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asrmask.checkpoints.checkpoint import Checkpoint, heads_from
+from asrmask.checkpoints.checkpoint import (
+    Checkpoint,
+    dimensions_from,
+    heads_from,
+    json_object,
+    one_line,
+)
 from asrmask.errors import CheckpointError
 from asrmask.model import ModelDimensions
 
-DTYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
+DTYPES = {i: np.dtype(code) for i, code in enumerate(["<f4", "i1", "<i2", "<i4", "<f2"])}
 BFLOAT16 = 5
 
 
 def read(folder: Path) -> Checkpoint:
     """The checkpoint in a CTranslate2 folder; quantised weights are brought back to floats."""
     path = folder / "model.bin"
-    variables = _variables(path)
     try:
-        dims = _dimensions(variables)
+        variables = _variables(path)
+        dims = dimensions_from(_dimensions(variables), path)
         weights = _renamed(variables, dims)
     except KeyError as error:
-        raise CheckpointError(f"{path}: expected a Whisper model, got none of {error}") from None
-    heads = None
+        raise CheckpointError(f"{path}: expected {error}, got none") from None
+    except (OSError, struct.error, ValueError, IndexError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path}: damaged, expected CTranslate2's layout, got {one_line(error)}"
+        ) from None
     config = folder / "config.json"
-    if config.exists():
-        try:
-            heads = heads_from(json.loads(config.read_bytes()).get("alignment_heads"), config)
-        except (ValueError, AttributeError) as error:
-            raise CheckpointError(f"{config}: expected a JSON object, got {error}") from None
-    return Checkpoint(dims, weights, heads)
+    heads = json_object(config).get("alignment_heads") if config.exists() else None
+    return Checkpoint(dims, weights, heads_from(heads, config))
 
 
 def _variables(path: Path) -> dict[str, Tensor]:
@@ -54,45 +58,44 @@ def _variables(path: Path) -> dict[str, Tensor]:
         nonlocal at
         n = number("H")
         at += n
+        if at > len(data):
+            raise ValueError(f"{len(data)} bytes, at least {at} announced")
         return data[at - n : at - 1].decode()
 
     variables: dict[str, Tensor] = {}
-    try:
-        version = number("I")
-        if version != 6:
-            raise CheckpointError(f"{path}: CTranslate2 version must be 6, got {version}")
-        spec = text()
-        if spec != "WhisperSpec":
-            raise CheckpointError(f"{path}: expected a WhisperSpec, got {spec[:40]!r}")
-        number("I")  # revision
-        for _ in range(number("I")):
-            name = text()
-            shape = [number("I") for _ in range(number("B"))]
-            dtype, n_bytes = number("B"), number("I")
-            if at + n_bytes > len(data):
-                raise CheckpointError(
-                    f"{path}: truncated in {name}, got {len(data)} bytes, "
-                    f"expected at least {at + n_bytes}"
-                )
-            if dtype == BFLOAT16:
-                raw = torch.frombuffer(bytearray(data[at : at + n_bytes]), dtype=torch.bfloat16)
-                variables[name] = raw.view(shape)
-            else:
-                array = np.frombuffer(data, DTYPES[dtype], n_bytes // DTYPES[dtype]().itemsize, at)
-                variables[name] = torch.from_numpy(array.reshape(shape).copy())
-            at += n_bytes
-        for _ in range(number("I")):
-            alias, name = text(), text()
-            variables[alias] = variables[name]
-    except (struct.error, UnicodeDecodeError, KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: damaged, expected CTranslate2's layout ({error})"
-        ) from None
+    version = number("I")
+    if version != 6:
+        raise CheckpointError(f"{path}: CTranslate2 version must be 6, got {version}")
+    spec = text()
+    if spec != "WhisperSpec":
+        raise CheckpointError(f"{path}: expected a WhisperSpec, got {spec[:40]!r}")
+    number("I")  # revision
+    for _ in range(number("I")):
+        name = text()
+        shape = [number("I") for _ in range(number("B"))]
+        dtype, n_bytes = number("B"), number("I")
+        if at + n_bytes > len(data):
+            raise CheckpointError(
+                f"{path}: truncated in {name!r}, got {len(data)} bytes, "
+                f"expected at least {at + n_bytes}"
+            )
+        if dtype not in DTYPES and dtype != BFLOAT16:
+            raise ValueError(f"type {dtype} of {name!r}")
+        if dtype == BFLOAT16:
+            raw = torch.frombuffer(bytearray(data[at : at + n_bytes]), dtype=torch.bfloat16)
+            variables[name] = raw.view(shape)
+        else:
+            array = np.frombuffer(data, DTYPES[dtype], n_bytes // DTYPES[dtype].itemsize, at)
+            variables[name] = torch.from_numpy(array.reshape(shape).copy())
+        at += n_bytes
+    for _ in range(number("I")):
+        alias, name = text(), text()
+        variables[alias] = variables[name]
     return {name: _dequantised(name, variables) for name in variables}
 
 
 def _dequantised(name: str, variables: dict[str, Tensor]) -> Tensor:
-    """Integers times the scale that stands beside them: one a row for int8, one in all for int16."""
+    """Integers over the scale that stands beside them: one a row for int8, one in all for int16."""
     value = variables[name]
     scale = variables.get(f"{name}_scale")
     if scale is None:
@@ -104,36 +107,35 @@ def _count(variables: dict[str, Tensor], prefix: str) -> int:
     return len({name.split("/")[1] for name in variables if name.startswith(prefix)})
 
 
-def _dimensions(variables: dict[str, Tensor]) -> ModelDimensions:
+def _dimensions(variables: dict[str, Tensor]) -> dict[str, int]:
     n_audio_ctx, n_audio_state = variables["encoder/position_encodings/encodings"].shape
     n_text_ctx, n_text_state = variables["decoder/position_encodings/encodings"].shape
-    return ModelDimensions.of(
-        {
-            "n_mels": variables["encoder/conv1/weight"].shape[1],
-            "n_audio_ctx": n_audio_ctx,
-            "n_audio_state": n_audio_state,
-            "n_audio_head": int(variables["encoder/num_heads"]),
-            "n_audio_layer": _count(variables, "encoder/layer_") - 1,  # less the final layer_norm
-            "n_vocab": variables["decoder/embeddings/weight"].shape[0],
-            "n_text_ctx": n_text_ctx,
-            "n_text_state": n_text_state,
-            "n_text_head": int(variables["decoder/num_heads"]),
-            "n_text_layer": _count(variables, "decoder/layer_") - 1,
-        }
-    )
+    return {
+        "n_mels": variables["encoder/conv1/weight"].shape[1],
+        "n_audio_ctx": n_audio_ctx,
+        "n_audio_state": n_audio_state,
+        "n_audio_head": int(variables["encoder/num_heads"]),
+        "n_audio_layer": _count(variables, "encoder/layer_") - 1,  # less the final layer_norm
+        "n_vocab": variables["decoder/embeddings/weight"].shape[0],
+        "n_text_ctx": n_text_ctx,
+        "n_text_state": n_text_state,
+        "n_text_head": int(variables["decoder/num_heads"]),
+        "n_text_layer": _count(variables, "decoder/layer_") - 1,
+    }
 
 
 def _renamed(variables: dict[str, Tensor], dims: ModelDimensions) -> dict[str, Tensor]:
     """openai-whisper's names; queries, keys and values are taken apart."""
+    rest = dict(variables)
     out: dict[str, Tensor] = {}
 
     def norm(ours: str, theirs: str) -> None:
-        out[f"{ours}.weight"] = variables[f"{theirs}/gamma"]
-        out[f"{ours}.bias"] = variables[f"{theirs}/beta"]
+        out[f"{ours}.weight"] = rest.pop(f"{theirs}/gamma")
+        out[f"{ours}.bias"] = rest.pop(f"{theirs}/beta")
 
     def linear(ours: list[str], theirs: str) -> None:
-        weights = variables[f"{theirs}/weight"].chunk(len(ours))
-        biases = variables[f"{theirs}/bias"].chunk(len(ours))
+        weights = rest.pop(f"{theirs}/weight").chunk(len(ours))
+        biases = rest.pop(f"{theirs}/bias").chunk(len(ours))
         for name, weight, bias in zip(ours, weights, biases, strict=True):
             out[f"{name}.weight"] = weight
             if not name.endswith(".key"):  # keys have no bias: the softmax would not see it
@@ -158,9 +160,12 @@ def _renamed(variables: dict[str, Tensor], dims: ModelDimensions) -> dict[str, T
             norm(f"{ours}.mlp_ln", f"{theirs}/ffn/layer_norm")
     linear(["encoder.conv1"], "encoder/conv1")
     linear(["encoder.conv2"], "encoder/conv2")
-    out["encoder.positional_embedding"] = variables["encoder/position_encodings/encodings"]
-    out["decoder.positional_embedding"] = variables["decoder/position_encodings/encodings"]
-    out["decoder.token_embedding.weight"] = variables["decoder/embeddings/weight"]
+    out["encoder.positional_embedding"] = rest.pop("encoder/position_encodings/encodings")
+    out["decoder.positional_embedding"] = rest.pop("decoder/position_encodings/encodings")
+    out["decoder.token_embedding.weight"] = rest.pop("decoder/embeddings/weight")
     norm("encoder.ln_post", "encoder/layer_norm")
     norm("decoder.ln", "decoder/layer_norm")
+    rest.pop("decoder/projection/weight", None)  # the embedding again
+    if extra := sorted(n for n in rest if n.endswith(("/weight", "/bias", "/gamma", "/beta"))):
+        raise ValueError(f"{extra[0]!r}, which no Whisper has")
     return out

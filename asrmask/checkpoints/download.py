@@ -34,16 +34,35 @@ def fetch(url: str, target: Path, sha256: str, progress: Progress | None = None)
     A file is at `target` only when it is whole and verified; what has come so far waits beside it
     with the ending .part, and the next call goes on from there.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if _is_whole(target, sha256):  # before the lock: the folder may be read-only
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return _locked(url, target, sha256, progress)
+    except OSError as error:
+        raise CheckpointError(f"{target}: expected a place to download to, got {error}") from None
+
+
+def _is_whole(target: Path, sha256: str) -> bool:
+    if target.exists() and not target.is_file():
+        raise CheckpointError(f"{target}: expected a file, got something else")
+    try:
+        return sha256_of(target) == sha256
+    except FileNotFoundError:
+        return False
+
+
+def _locked(url: str, target: Path, sha256: str, progress: Progress | None) -> Path:
     with FileLock(f"{target}.lock"):
-        if target.exists():
-            if not target.is_file():
-                raise CheckpointError(f"{target}: expected a file, got something else")
-            if sha256_of(target) == sha256:
-                return target
+        if _is_whole(target, sha256):  # another process brought it while this one waited
+            return target
         part = target.with_name(target.name + ".part")
-        if target.exists() and not part.exists():
-            os.replace(target, part)  # another program's interrupted download: go on with it
+        if target.exists():
+            # another program's interrupted download: go on with it, or with what is longer
+            if part.exists() and part.stat().st_size >= target.stat().st_size:
+                target.unlink()
+            else:
+                os.replace(target, part)
         resumed = part.exists()
         _complete(url, part, progress)
         if sha256_of(part) != sha256 and resumed:
@@ -69,20 +88,25 @@ def _complete(url: str, part: Path, progress: Progress | None) -> None:
                 return
             reason = "the connection broke off"
         except urllib.error.HTTPError as error:
+            error.close()
+            reason = f"HTTP {error.code} {error.reason}"
             if error.code < 500:
                 raise CheckpointError(
-                    f"{url}: cannot be downloaded, got HTTP {error.code} {error.reason}"
+                    f"{url}: expected a file to download, got {_one_line(reason)}"
                 ) from None
-            reason = f"HTTP {error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", None) or error or type(error).__name__)
         progressed = part.exists() and part.stat().st_size > before
         failures = 0 if progressed else failures + 1
         if failures == ATTEMPTS:
             raise CheckpointError(
-                f"{url}: cannot be downloaded ({reason}); expected a network connection, "
-                f"or the file in {part.parent}"
+                f"{url}: cannot be downloaded, got {_one_line(reason)}; expected a network "
+                f"connection, or the file in {part.parent}"
             )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())  # urllib writes three lines about a redirect that goes round
 
 
 def _connection(url: str, part: Path, offset: int, progress: Progress | None) -> bool:
@@ -98,8 +122,9 @@ def _connection(url: str, part: Path, offset: int, progress: Progress | None) ->
     with response:
         if response.status != 206:
             offset = 0  # the server sends the whole file
-        length = response.headers.get("Content-Length")
-        total = None if length is None else offset + int(length)
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
+            raise http.client.HTTPException(f"another range than the one from byte {offset}")
+        total = None if response.length is None else offset + response.length
         here = offset
         with part.open("ab" if offset else "wb") as file:
             while block := response.read(BLOCK):

@@ -1,14 +1,17 @@
 """Folders as the Hugging Face hub has them: config.json and model.safetensors, whole or sharded."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from asrmask.checkpoints.checkpoint import Checkpoint, heads_from
+from asrmask.checkpoints.checkpoint import (
+    Checkpoint,
+    dimensions_from,
+    heads_from,
+    json_object,
+    one_line,
+)
 from asrmask.errors import CheckpointError
-from asrmask.model import ModelDimensions
 
 # config.json's names for the ten dimensions
 DIMENSIONS = {
@@ -47,7 +50,7 @@ RENAMED = [
 
 def read(folder: Path) -> Checkpoint:
     """The checkpoint in a hub folder."""
-    config = _json(folder / "config.json")
+    config = json_object(folder / "config.json")
     if config.get("model_type") != "whisper":
         raise CheckpointError(
             f"{folder}: model_type must be whisper, got {config.get('model_type')!r}"
@@ -55,14 +58,15 @@ def read(folder: Path) -> Checkpoint:
     missing = sorted({theirs for theirs in DIMENSIONS.values() if theirs not in config})
     if missing:
         raise CheckpointError(f"{folder / 'config.json'}: expected {', '.join(missing)}, got none")
-    dims = ModelDimensions.of({ours: config[theirs] for ours, theirs in DIMENSIONS.items()})
+    numbers = {ours: config[theirs] for ours, theirs in DIMENSIONS.items()}
+    dims = dimensions_from(numbers, folder / "config.json")
     weights = {
         renamed(name): tensor
         for name, tensor in _tensors(folder).items()
         if name != "proj_out.weight"  # the embedding again
     }
     generation = folder / "generation_config.json"
-    heads = _json(generation).get("alignment_heads") if generation.exists() else None
+    heads = json_object(generation).get("alignment_heads") if generation.exists() else None
     return Checkpoint(dims, weights, heads_from(heads, generation))
 
 
@@ -78,18 +82,6 @@ def renamed(name: str) -> str:
     return name
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}, expected a JSON file") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
 def _tensors(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -97,19 +89,20 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     index = folder / "model.safetensors.index.json"
     files = ["model.safetensors"]
     if index.exists():
-        shards = _json(index).get("weight_map")
+        shards = json_object(index).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise CheckpointError(f"{index}: expected a weight_map, got {shards!r}")
+        for file in shards.values():  # an index must not lead out of its folder
+            if not isinstance(file, str) or Path(file).name != file or file == "..":
+                raise CheckpointError(f"{index}: expected names of files beside it, got {file!r}")
         files = sorted(set(shards.values()))
     tensors: dict[str, Tensor] = {}
     for file in files:
-        if Path(file).name != file:  # an index must not lead out of its folder
-            raise CheckpointError(f"{index}: expected file names, got {file!r}")
+        path = folder / file
+        if not path.is_file():
+            raise CheckpointError(f"{path}: expected a file of weights, got none")
         try:
-            tensors |= load_file(folder / file)
-        except OSError as error:
-            reason = error.strerror or error
-            raise CheckpointError(f"{folder / file}: {reason}, expected safetensors") from None
-        except SafetensorError as error:
-            raise CheckpointError(f"{folder / file}: damaged safetensors ({error})") from None
+            tensors |= load_file(path)
+        except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
+            raise CheckpointError(f"{path}: expected safetensors, got {one_line(error)}") from None
     return tensors

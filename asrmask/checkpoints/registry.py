@@ -46,7 +46,7 @@ def cache_folder(download_root: str | None = None) -> Path:
     """The folder that openai-whisper keeps its models in."""
     if download_root is not None:
         return Path(download_root)
-    default = Path.home() / ".cache"
+    default = os.path.join(os.path.expanduser("~"), ".cache")
     return Path(os.getenv("XDG_CACHE_HOME", default)) / "whisper"
 
 

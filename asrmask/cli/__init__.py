@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from asrmask import __version__
-from asrmask.errors import AsrmaskError
+from asrmask.errors import AsrmaskError, OptionError, printable
 
 COMMANDS = {
     "transcribe": "speech to text: any audio or video file, of any length",
@@ -17,11 +17,11 @@ COMMANDS = {
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, and whose flags take _ or - between words."""
 
-    def __init__(self, *args: object, **kwargs: object):
-        super().__init__(*args, allow_abbrev=False, **kwargs)  # type: ignore[arg-type]
-
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        return super().parse_known_args([underscored(arg) for arg in args or []], namespace)
+        arguments = list(args or [])
+        n_flags = arguments.index("--") if "--" in arguments else len(arguments)
+        arguments[:n_flags] = map(underscored, arguments[:n_flags])
+        return super().parse_known_args(arguments, namespace)
 
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     top = Parser(
         prog="asrmask",
+        allow_abbrev=False,
         description="Whisper speech-to-text with every attention mask in the open.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="commands:\n"
@@ -59,13 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         top.print_help()
         return 2
     command = import_module(f"asrmask.cli.{name}")
-    parser = Parser(prog=f"asrmask {name}", description=COMMANDS[name])
+    parser = Parser(prog=f"asrmask {name}", description=COMMANDS[name], allow_abbrev=False)
     command.add_arguments(parser)
     try:
         return command.run(parser.parse_args(arguments[1:]))
     except AsrmaskError as error:
-        print(f"asrmask {name}: error: {error}", file=sys.stderr)
-        return 1
+        print(f"asrmask {name}: error: {printable(str(error))}", file=sys.stderr)
+        return 2 if isinstance(error, OptionError) else 1
     except BrokenPipeError:  # the reader of our output has gone
         sys.stderr.close()
         return 1

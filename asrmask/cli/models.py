@@ -17,7 +17,9 @@ def run(args: argparse.Namespace) -> int:
         dims = registry.dimensions(name)
         n = n_parameters(dims)
         languages = 1 if name.endswith(".en") else dims["n_vocab"] - 51_766
-        print(f"{name:16}{n / 1e6:10.0f} M{2 * n / 2**20:6.0f} MiB{languages:11}  {place(name, args)}")
+        print(
+            f"{name:16}{n / 1e6:10.0f} M{2 * n / 2**20:6.0f} MiB{languages:11}  {place(name, args)}"
+        )
     print("\nA model may also be the path of an OpenAI .pt file, or of a folder with CTranslate2's")
     print("model.bin or the hub's config.json and model.safetensors.")
     return 0

@@ -1,24 +1,17 @@
 """asrmask transcribe: audio files to text and subtitles."""
 
 import argparse
-import sys
-import time
-import warnings
-from collections import Counter
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from asrmask.checkpoints.registry import DEFAULT
-from asrmask.errors import AsrmaskError, AudioError, AudioWarning, OptionError
+from asrmask.errors import OptionError
+from asrmask.writers import WRITERS, Layout
 
 if TYPE_CHECKING:
-    from asrmask.decode import DecodingOptions
+    from asrmask.decoding import DecodingOptions
     from asrmask.model import Whisper
-    from asrmask.transcribe import Settings
-    from asrmask.writers import Layout
-
-FORMATS = ("txt", "vtt", "srt", "tsv", "json")
+    from asrmask.transcriber import Settings
 
 
 def boolean(text: str) -> bool:
@@ -28,11 +21,17 @@ def boolean(text: str) -> bool:
 
 
 def optional_int(text: str) -> int | None:
-    return None if text == "None" else int(text)
+    try:
+        return None if text == "None" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number or None, got {text!r}") from None
 
 
 def optional_float(text: str) -> float | None:
-    return None if text == "None" else float(text)
+    try:
+        return None if text == "None" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number or None, got {text!r}") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", help=help, **options)
 
     group: Any = parser
-    parser.add_argument("audio", nargs="+", metavar="FILE", help="audio or video; - for stdin")
+    parser.add_argument(
+        "audio", nargs="+", metavar="FILE", help="audio or video, a folder of it, or - for stdin"
+    )
     flag("model", "official name, or path of weights", default=DEFAULT)
     flag("model_dir", "where official models are kept (~/.cache/whisper)", metavar="DIR")
     flag("device", "cpu, cuda, … (default: a GPU if there is one)")
@@ -55,13 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output_format",
         "-f",
         default="all",
-        choices=[*FORMATS, "all", "none"],
+        choices=[*WRITERS, "all", "none"],
         help="files to write (default: all); none: text on standard output only",
     )
     flag(
         "verbose",
         "True: print segments with their times; False: print no text (default: text alone)",
         type=boolean,
+    )
+    group.add_argument(
+        "--skip_existing", action="store_true", help="leave out files whose outputs are all there"
     )
     flag("highlight_words", "underline words as they are said", type=boolean, default=False)
     flag("max_line_width", "characters in a subtitle's line", type=optional_int)
@@ -82,9 +86,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
     )
     flag("clip_timestamps", "start,end,start,end,… of the parts, in seconds", default="0")
+    flag("hotwords", "names and terms that every window is told")
+    flag("prefix", "how the first text begins")
     flag("word_timestamps", "find the time of each word", type=boolean, default=False)
     flag("prepend_punctuations", "joined to the word after them", default="\"'“¿([{-")
     flag("append_punctuations", "joined to the word before", default="\"'.。,，!！?？:：”)]}、")
+
+    group = parser.add_argument_group("voice activity (Silero)")
+    flag("vad_filter", "only where there is speech", type=boolean, default=False)
+    flag("vad_threshold", "probability above which speech begins", type=float)
+    flag("vad_neg_threshold", "probability below which it ends", type=float)
+    flag("vad_min_speech_duration_ms", "shorter speech is dropped", type=int)
+    flag("vad_max_speech_duration_s", "longer speech is split", type=float)
+    flag("vad_min_silence_duration_ms", "shorter silence does not end speech", type=int)
+    flag("vad_speech_pad_ms", "kept before and after speech", type=int)
 
     group = parser.add_argument_group("search")
     flag("temperature", "0: the likeliest text; above: drawn", type=float, default=0.0)
@@ -115,84 +130,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from asrmask.writers import Layout
+    from asrmask import jobs
 
     layout = Layout(**{f.name: getattr(args, f.name) for f in fields(Layout)})
     if not args.word_timestamps:
         for name in [f.name for f in fields(Layout) if getattr(layout, f.name)]:
             raise OptionError(f"--{name} needs --word_timestamps True, got it without")
-    jobs = plan(args)
-    if args.output_format != "none":
-        try:
-            Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OptionError(
-                f"--output_dir must be a folder, got {args.output_dir} ({error.strerror})"
-            ) from None
+    forms = {"all": list(WRITERS), "none": []}.get(args.output_format, [args.output_format])
+    planned = jobs.plan(args.audio, args.output_dir, forms)
     settings, options = requested(args)
+    todo = [job for job in planned if not (args.skip_existing and job.is_done())]
+    if len(todo) < len(planned):
+        jobs.say(f"{len(planned) - len(todo)} of {len(planned)} files have their outputs already")
+    if not todo:
+        return 0
     model = load(args)
     if not model.is_multilingual and options.language not in {None, "en"}:
-        _say(f"{args.model} knows English only: --language {args.language} is ignored")
-    return work(jobs, model, settings, options, layout, args.verbose)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One file to transcribe, and the files to write."""
-
-    source: str
-    outputs: dict[str, Path]  # format → file
-
-
-def plan(args: argparse.Namespace) -> list[Job]:
-    """The jobs of a call; files whose outputs would have the same name keep their endings."""
-    forms = FORMATS if args.output_format == "all" else (args.output_format,)
-    if args.output_format == "none":
-        forms = ()
-    stems = Counter(_stem(source) for source in set(args.audio))
-    jobs: list[Job] = []
-    taken: dict[Path, str] = {}
-    for source in dict.fromkeys(args.audio):
-        stem = _stem(source)
-        name = stem if stems[stem] == 1 else Path(source).name
-        outputs = {form: Path(args.output_dir) / f"{name}.{form}" for form in forms}
-        for path in outputs.values():
-            if path in taken:
-                raise OptionError(
-                    f"{taken[path]} and {source} would both write {path}: "
-                    "give them in separate calls with an --output_dir each"
-                )
-            taken[path] = source
-        jobs.append(Job(source, outputs))
-    return jobs
-
-
-def _stem(source: str) -> str:
-    return "stdin" if source == "-" else Path(source).stem
+        jobs.say(f"{args.model} knows English only, --language {args.language} is left out")
+        options = replace(options, language="en")
+    return jobs.work(todo, model, settings, options, layout, args.verbose)
 
 
 def requested(args: argparse.Namespace) -> "tuple[Settings, DecodingOptions]":
     """What the flags ask of the window loop and of the search."""
     import numpy as np
 
-    from asrmask.decode import DecodingOptions
+    from asrmask.decoding import DecodingOptions
     from asrmask.tokenizer import language_code
-    from asrmask.transcribe import Settings, at_temperature
+    from asrmask.transcriber import Settings, at_temperature
+    from asrmask.vad import VadOptions
 
     named = vars(args)
     loop = {f.name: named[f.name] for f in fields(Settings) if f.name in named}
     step = args.temperature_increment_on_fallback
     if step is not None:
-        if step <= 0:
+        if not step > 0:
             raise OptionError(f"temperature_increment_on_fallback must be above 0, got {step}")
-        loop["temperature"] = tuple(np.arange(args.temperature, 1.0 + 1e-6, step).tolist())
+        if 0 <= args.temperature <= 1:
+            loop["temperature"] = tuple(np.arange(args.temperature, 1.0 + 1e-6, step).tolist())
+    given = {f.name: named[f"vad_{f.name}"] for f in fields(VadOptions)}
+    loop["vad_parameters"] = {name: value for name, value in given.items() if value is not None}
     search = {f.name: named[f.name] for f in fields(DecodingOptions) if f.name in named}
     if args.language is not None:
         search["language"] = language_code(args.language)
     settings, options = Settings(**loop), DecodingOptions(**search)
+    settings.check()
     for temperature in settings.temperatures:
         at_temperature(options, temperature).check()
-    settings.clips(0)
     return settings, options
 
 
@@ -201,77 +185,8 @@ def load(args: argparse.Namespace) -> "Whisper":
 
     from asrmask.checkpoints import load_model
 
+    if args.threads is not None and args.threads < 0:
+        raise OptionError(f"--threads must be 0 or more, got {args.threads}")
     if args.threads:
         torch.set_num_threads(args.threads)
     return load_model(args.model, device=args.device, download_root=args.model_dir)
-
-
-def work(
-    jobs: list[Job],
-    model: "Whisper",
-    settings: "Settings",
-    options: "DecodingOptions",
-    layout: "Layout",
-    verbose: bool | None,
-) -> int:
-    """Do every job; 1 if any failed, after all the others are done."""
-    failed = 0
-    for i, job in enumerate(jobs):
-        name = "standard input" if job.source == "-" else job.source
-        _say(f"[{i + 1}/{len(jobs)}] {name}")
-        try:
-            problems = transcribe_one(job, model, settings, options, layout, verbose)
-        except AsrmaskError as error:
-            problems = [str(error)]
-        except KeyboardInterrupt:
-            left = [other.source for other in jobs[i:]]
-            _say(f"interrupted: {i} of {len(jobs)} files done, left: {' '.join(left)}")
-            return 130
-        for problem in problems:
-            _say(f"error: {problem}")
-        failed += bool(problems)
-    if failed and len(jobs) > 1:
-        _say(f"{failed} of {len(jobs)} files failed")
-    return 1 if failed else 0
-
-
-def transcribe_one(
-    job: Job,
-    model: "Whisper",
-    settings: "Settings",
-    options: "DecodingOptions",
-    layout: "Layout",
-    verbose: bool | None,
-) -> list[str]:
-    """Transcribe one file and write its outputs; what was wrong with it, if anything."""
-    from asrmask.audio import HOP_LENGTH, Recording
-    from asrmask.transcribe import Stream
-    from asrmask.writers import line, save
-
-    begun = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", AudioWarning)
-        recording = Recording.open(job.source)
-    name = "standard input" if job.source == "-" else job.source
-    if recording.n_samples < HOP_LENGTH:
-        raise AudioError(
-            f"{name}: too short, got {recording.n_samples} samples, expected {HOP_LENGTH} or more"
-        )
-    if recording.is_silent():
-        raise AudioError(f"{name}: pure silence, got {recording.n_samples} zeros, expected speech")
-    running = Stream(model, recording, settings, options)
-    if options.language is None and model.is_multilingual:
-        _say(f"language: {running.language}")
-    for segment in running:
-        if verbose is not False and segment.text:
-            print(line(segment) if verbose else segment.text.strip(), flush=True)
-    result = running.result()
-    for form, path in job.outputs.items():
-        save(result, path, form, layout)
-    took = time.perf_counter() - begun
-    _say(f"{recording.duration_s:.1f} s of audio in {took:.1f} s")
-    return [str(warning.message) for warning in caught]
-
-
-def _say(text: str) -> None:
-    print(f"asrmask: {text}", file=sys.stderr, flush=True)

@@ -5,8 +5,9 @@ window say where the next begins, a doubtful window is decoded again at a higher
 the text so far is the prompt of what follows.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from asrmask.audio import (
     Recording,
     Spectrogram,
 )
-from asrmask.decode import (
+from asrmask.decoding import (
     DecodingOptions,
     DecodingResult,
     decode_memory,
@@ -33,6 +34,7 @@ from asrmask.hallucination import judge
 from asrmask.model import Memory, Whisper
 from asrmask.tokenizer import get_tokenizer, language_code
 from asrmask.transcription import Segment, Transcription
+from asrmask.vad import VadOptions, speech_spans
 from asrmask.words import APPEND_PUNCTUATIONS, PREPEND_PUNCTUATIONS, add_words, end_of
 
 POSITION_S = FRAMES_PER_POSITION / FRAMES_PER_SECOND  # seconds from timestamp to timestamp: 0.02
@@ -57,6 +59,11 @@ class Settings:
     clip_timestamps: str | Sequence[float] = "0"  # start, end, start, end, … in seconds
     hallucination_silence_threshold: float | None = None  # seconds; needs word_timestamps
 
+    # in addition, under faster-whisper's names
+    vad_filter: bool = False  # only where there is speech
+    vad_parameters: VadOptions | Mapping[str, Any] | None = None
+    hotwords: str | None = None  # names and terms that every window is told
+
     @property
     def temperatures(self) -> tuple[float, ...]:
         several = self.temperature
@@ -73,12 +80,30 @@ class Settings:
             seconds = [float(part) for part in parts if part != ""]
         except ValueError:
             raise OptionError(f"clip_timestamps must be seconds, got {listed!r}") from None
-        if any(not second >= 0 for second in seconds):
+        if any(not 0 <= second < inf for second in seconds):
             raise OptionError(f"clip_timestamps must be 0 or more, got {listed!r}")
         points = [round(second * FRAMES_PER_SECOND) for second in seconds] or [0]
         if len(points) % 2 == 1:
             points.append(n_frames)
         return list(zip(points[::2], points[1::2], strict=True))
+
+    def check(self) -> None:
+        """Raise OptionError unless every value is allowed."""
+        if any(not 0 <= t < inf for t in self.temperatures):
+            raise OptionError(f"temperature must be 0 or more, got {self.temperature}")
+        self.clips(0)
+        _ = self.vad_options
+
+    @property
+    def vad_options(self) -> VadOptions:
+        given = self.vad_parameters or {}
+        if isinstance(given, VadOptions):
+            return given
+        try:
+            return VadOptions(**given)
+        except TypeError:
+            known = ", ".join(field.name for field in fields(VadOptions))
+            raise OptionError(f"vad_parameters must be of {known}, got {sorted(given)}") from None
 
 
 class Stream:
@@ -91,11 +116,15 @@ class Stream:
     def __init__(
         self, model: Whisper, recording: Recording, settings: Settings, options: DecodingOptions
     ):
+        settings.check()
         use_precision(model, options.fp16)
         self.model = model
         self.settings = settings
         self.spectrogram = Spectrogram(recording, model.dims.n_mels)
         self.n_frames = self.spectrogram.n_frames
+        self.clips = settings.clips(self.n_frames)
+        if settings.vad_filter:
+            self.clips = overlap(self.clips, speech_spans(recording, settings.vad_options))
         self.seek = 0
         self.language = self._language(options.language)
         self.options = replace(options, language=self.language)
@@ -105,7 +134,6 @@ class Stream:
             language=self.language,
             task=options.task,
         )
-        self.clips = settings.clips(self.n_frames)
         self.segments: list[Segment] = []
         self._running = self._run()
 
@@ -125,7 +153,9 @@ class Stream:
         if not self.model.is_multilingual:
             return "en"
         # upstream reads the language from the first half minute with *silence* behind it
-        window = self.spectrogram.window(0, min(self.n_frames, N_FRAMES), fill="silence")
+        start = self.clips[0][0] if self.settings.vad_filter and self.clips else 0
+        n_frames = min(self.n_frames - start, N_FRAMES)
+        window = self.spectrogram.window(start, n_frames, fill="silence")
         tokenizer = get_tokenizer(True, num_languages=self.model.num_languages)
         return language_of(self.model, encode(self.model, [window]), tokenizer)[0][0]
 
@@ -134,7 +164,11 @@ class Stream:
         initial: list[int] = []
         if settings.initial_prompt is not None:
             initial = tokenizer.encode(" " + settings.initial_prompt.strip())
-        prompt = Prompt(initial, settings.carry_initial_prompt, self.model.dims.n_text_ctx)
+        hotwords: list[int] = []
+        if settings.hotwords is not None and not self.options.prefix:
+            hotwords = tokenizer.encode(" " + settings.hotwords.strip())
+        room = self.model.dims.n_text_ctx // 2 - 1
+        prompt = Prompt(initial, settings.carry_initial_prompt, room, hotwords)
         last_speech_s = 0.0
         for clip_start, clip_end in self.clips:
             self.seek = clip_start
@@ -173,7 +207,7 @@ class Stream:
                             settled=settled,
                             last_speech_s=last_speech_s,
                         )
-                        if n_kept == 0:
+                        if n_kept is None:
                             continue
                         del found[n_kept:]
                     last_word_s = end_of(found)
@@ -197,6 +231,8 @@ class Stream:
         settings = self.settings
         for temperature in settings.temperatures:
             options = replace(self.options, prompt=prompt)
+            if self.segments:
+                options = replace(options, prefix=None)  # it was the beginning of the first text
             (result,) = decode_memory(self.model, memory, at_temperature(options, temperature))
             repetitive = (
                 settings.compression_ratio_threshold is not None
@@ -225,9 +261,7 @@ class Stream:
         )
         return result.no_speech_prob > settings.no_speech_threshold and not sure
 
-    def _cut(
-        self, result: DecodingResult, seek: int, size: int
-    ) -> tuple[list[Segment], int, bool]:
+    def _cut(self, result: DecodingResult, seek: int, size: int) -> tuple[list[Segment], int, bool]:
         """A window's segments, where the next window begins, and whether that is settled.
 
         Two timestamps in a row are a cut. A single one at the end says that no speech follows, so
@@ -277,23 +311,37 @@ class Stream:
 class Prompt:
     """The text before a window, as the decoder is told it."""
 
-    def __init__(self, initial: list[int], carry: bool, n_text_ctx: int):
+    def __init__(
+        self, initial: list[int], carry: bool, room: int, hotwords: list[int] | None = None
+    ):
         self.initial = initial
         self.carry = carry
-        self.room = n_text_ctx // 2 - 1 - len(initial)
+        self.hotwords = (hotwords or [])[:room]
+        self.room = room - len(self.hotwords)
         self.tokens_so_far = list(initial)
         self._since = 0
 
     @property
     def tokens(self) -> list[int]:
         if not self.carry:
-            return self.tokens_so_far[self._since :]
-        recent = self.tokens_so_far[max(len(self.initial), self._since) :]
-        return self.initial + recent[-self.room :]
+            told = self.tokens_so_far[self._since :]
+        else:
+            recent = self.tokens_so_far[max(len(self.initial), self._since) :]
+            told = self.initial + recent[-(self.room - len(self.initial)) :]
+        return self.hotwords + told[len(told) - self.room :] if self.hotwords else told
 
     def reset(self) -> None:
         """Forget what was said up to now."""
         self._since = len(self.tokens_so_far)
+
+
+def overlap(
+    clips: list[tuple[int, int]], spans: Sequence[tuple[float, float]]
+) -> list[tuple[int, int]]:
+    """What lies both in a clip (frames) and in a span (seconds), in frames."""
+    frames = [(round(a * FRAMES_PER_SECOND), round(b * FRAMES_PER_SECOND)) for a, b in spans]
+    pairs = [(max(a, c), min(b, d)) for a, b in clips for c, d in frames]
+    return [(start, end) for start, end in pairs if start < end]
 
 
 def at_temperature(options: DecodingOptions, temperature: float) -> DecodingOptions:

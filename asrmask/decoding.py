@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class DecodingOptions:
         """Raise OptionError unless these go together."""
         if self.task not in {"transcribe", "translate", "lang_id"}:
             raise OptionError(f"task must be transcribe, translate or lang_id, got {self.task!r}")
-        if self.temperature < 0:
+        if not 0 <= self.temperature < inf:
             raise OptionError(f"temperature must be 0 or more, got {self.temperature}")
         for name in ("beam_size", "best_of", "sample_len"):
             value = getattr(self, name)
@@ -61,8 +62,10 @@ class DecodingOptions:
             raise OptionError("best_of needs a temperature above 0, got 0")
         if self.patience is not None and self.beam_size is None:
             raise OptionError("patience needs beam_size, got none")
-        if self.patience is not None and round((self.beam_size or 0) * self.patience) < 1:
-            raise OptionError(f"beam_size × patience must be 1 or more, got {self.patience}")
+        if self.patience is not None and not (
+            0 <= self.patience < inf and round((self.beam_size or 0) * self.patience) >= 1
+        ):
+            raise OptionError(f"patience × beam_size must be 1 or more, got {self.patience}")
         if self.length_penalty is not None and not 0 <= self.length_penalty <= 1:
             raise OptionError(f"length_penalty must be in 0..1, got {self.length_penalty}")
 
@@ -163,9 +166,7 @@ def use_precision(model: Whisper, fp16: bool) -> None:
         model.to(torch.float16 if fp16 else torch.float32)
 
 
-def decode_memory(
-    model: Whisper, memory: Memory, options: DecodingOptions
-) -> list[DecodingResult]:
+def decode_memory(model: Whisper, memory: Memory, options: DecodingOptions) -> list[DecodingResult]:
     """A result for each clip of the memory."""
     options.check()
     tokenizer = get_tokenizer(
@@ -181,9 +182,7 @@ def decode_memory(
         found = language_of(model, memory, tokenizer)
         languages, probs = [code for code, _ in found], [p for _, p in found]
     if options.task == "lang_id":
-        return [
-            DecodingResult(memory.features[i], languages[i], probs[i]) for i in range(n_clips)
-        ]
+        return [DecodingResult(memory.features[i], languages[i], probs[i]) for i in range(n_clips)]
 
     opening = _opening(tokenizer, options, model.dims.n_text_ctx)
     probe = opening.index(tokenizer.sot)
@@ -238,7 +237,9 @@ def _opening(tokenizer: Tokenizer, options: DecodingOptions, n_ctx: int) -> list
         previous = tokens(options.prompt)[-(n_ctx // 2 - 1) :]
         opening = [tokenizer.sot_prev, *previous, *opening]
     if len(opening) > n_ctx:
-        raise OptionError(f"prompt and prefix must leave room in {n_ctx} tokens, got {len(opening)}")
+        raise OptionError(
+            f"prompt and prefix must leave room in {n_ctx} tokens, got {len(opening)}"
+        )
     return opening
 
 

@@ -1,0 +1,220 @@
+"""Search and filters: equal to openai-whisper's, and a batch equal to its clips one by one."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asrmask import audio, upstream
+from asrmask.decoding import DecodingOptions, decode, decode_memory, detect_language, encode
+from asrmask.errors import OptionError
+from asrmask.filters import SuppressBlank, SuppressTokens, TimestampRules
+from asrmask.search import Beam, Candidate, Clip, Greedy
+from asrmask.tokenizer import get_tokenizer
+
+MODES = {
+    "greedy": {},
+    "greedy without times": {"without_timestamps": True},
+    "beam": {"beam_size": 3},
+    "patient beam": {"beam_size": 2, "patience": 2.0, "length_penalty": 0.6},
+    "impatient beam": {"beam_size": 4, "patience": 0.4},
+    "prompted": {"prompt": "Mrs. Dashwood and her daughters", "prefix": "And Mr."},
+}
+
+
+@pytest.fixture(scope="module")
+def windows(samples):
+    return [audio.log_mel_spectrogram(audio.pad_or_trim(audio.load_audio(p))) for p in samples]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_equals_its_clips_one_by_one(model, windows, mode):
+    options = DecodingOptions(language="en", **MODES[mode])
+    together = decode(model, torch.stack(windows), options)
+    for window, result in zip(windows, together, strict=True):
+        alone = decode(model, window, options)
+        assert result.tokens == alone.tokens
+        assert result.avg_logprob == pytest.approx(alone.avg_logprob, abs=1e-4)
+        assert result.no_speech_prob == pytest.approx(alone.no_speech_prob, abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tokens_and_scores_equal_upstream(model, upstream_model, windows, mode):
+    whisper = upstream.whisper()
+    ours = decode(model, windows[0], DecodingOptions(language="en", **MODES[mode]))
+    options = whisper.DecodingOptions(language="en", fp16=False, **MODES[mode])
+    theirs = whisper.decode(upstream_model, windows[0], options)
+    assert ours.tokens == theirs.tokens
+    assert ours.text == theirs.text
+    for name in ("avg_logprob", "no_speech_prob", "compression_ratio", "temperature"):
+        assert getattr(ours, name) == pytest.approx(getattr(theirs, name), abs=1e-4)
+
+
+@pytest.mark.parametrize("choices", [{"temperature": 0.7}, {"temperature": 1.0, "best_of": 4}])
+def test_sampling_draws_what_upstream_draws(model, upstream_model, windows, choices):
+    whisper = upstream.whisper()
+    torch.manual_seed(3)
+    ours = decode(model, windows[1], DecodingOptions(language="en", **choices))
+    torch.manual_seed(3)
+    options = whisper.DecodingOptions(language="en", fp16=False, **choices)
+    assert ours.tokens == whisper.decode(upstream_model, windows[1], options).tokens
+
+
+def test_batches_can_be_sampled(model, windows):
+    torch.manual_seed(0)
+    results = decode(model, torch.stack(windows), temperature=0.8, best_of=2, language="en")
+    assert len(results) == len(windows)
+    assert all(result.text for result in results)
+
+
+def test_parity_on_three_clips(model, upstream_model, samples):
+    """The comparison of scripts/parity, on the clips that come with the repository."""
+    for path in list(samples)[:3]:
+        stages, found = upstream.compare(model, upstream_model, audio.load_audio(path))
+        assert max(stages.log_mel, stages.encoder, stages.logits) <= 1e-4
+        assert len(found) == 4
+        for comparison in found:
+            assert comparison.parting is None or abs(comparison.parting.gap) < 1e-3
+
+
+def test_a_difference_is_found_and_placed(model, upstream_model, sample):
+    """A bias on one token in one of two models: compare names the step and a wide gap."""
+    from asrmask.checkpoints import load_model
+
+    changed = load_model("tiny.en")
+    clip = audio.load_audio(sample)
+    _, (greedy,) = upstream.compare(model, upstream_model, clip, {"greedy": {}})
+    third = greedy.ours.tokens[3]
+    with torch.no_grad():
+        changed.decoder.token_embedding.weight[third] *= 0.5
+    stages, (greedy,) = upstream.compare(changed, upstream_model, clip, {"greedy": {}})
+    assert stages.encoder == 0
+    assert stages.logits > 0.1
+    assert greedy.parting.step == 3
+    assert greedy.parting.theirs == third
+    assert greedy.parting.gap > 1e-3
+
+
+def test_audio_is_encoded_once_however_often_it_is_decoded(model, windows, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        model.encoder, "forward", lambda *a, f=model.encoder.forward: calls.append(1) or f(*a)
+    )
+    memory = encode(model, windows[0][None])
+    for choices in ({}, {"beam_size": 2}, {"temperature": 0.5}):
+        decode_memory(model, memory, DecodingOptions(language="en", **choices))
+    assert len(calls) == 1
+
+
+def test_texts_end_at_the_most_tokens_they_may_have(model, windows):
+    for choices in ({}, {"beam_size": 2}):
+        result = decode(model, windows[0], language="en", sample_len=5, **choices)
+        assert len(result.tokens) == 5
+        assert not result.ended
+    assert decode(model, windows[0], language="en").ended
+
+
+def test_a_prompt_that_fills_the_context_still_decodes(model, upstream_model, windows):
+    whisper = upstream.whisper()
+    prompt = list(range(1000, 1500))
+    ours = decode(model, windows[1], language="en", prompt=prompt)
+    options = whisper.DecodingOptions(language="en", prompt=prompt, fp16=False)
+    assert ours.tokens == whisper.decode(upstream_model, windows[1], options).tokens
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"beam_size": 2, "best_of": 2},
+        {"best_of": 2},
+        {"beam_size": 2, "temperature": 0.5},
+        {"patience": 1.0},
+        {"length_penalty": 1.5, "beam_size": 2},
+        {"beam_size": 0},
+        {"temperature": -1.0},
+        {"task": "sing"},
+        {"language": "klingon"},
+        {"suppress_tokens": "a,b"},
+        {"suppress_tokens": [99_999]},
+        {"sample_len": 0},
+    ],
+)
+def test_options_that_make_no_sense_are_refused_in_one_line(model, windows, bad):
+    with pytest.raises(OptionError) as caught:
+        decode(model, windows[0], **bad)
+    assert "\n" not in str(caught.value)
+
+
+def test_english_models_detect_no_language(model, windows):
+    with pytest.raises(OptionError, match="multilingual models only"):
+        detect_language(model, windows[0])
+
+
+# filters, against upstream's own
+
+TOKENIZER = get_tokenizer(False)
+BEGIN, EOT = TOKENIZER.timestamp_begin, TOKENIZER.eot
+TOKEN = st.one_of(st.integers(0, 300), st.just(EOT), st.integers(BEGIN, BEGIN + 1500))
+
+
+@given(st.integers(0, 2**31), st.lists(TOKEN, max_size=6), st.lists(TOKEN, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_filters_equal_upstream(seed, first, second):
+    module = upstream.whisper().decoding
+    tokenizer = module.get_tokenizer(False)
+    n = min(len(first), len(second))
+    texts = [first[:n], second[:n]]
+    logits = torch.randn(2, 51_864, generator=torch.Generator().manual_seed(seed)) * 5
+    tokens = torch.tensor([[TOKENIZER.sot, *text] for text in texts])
+    listed = [5, 6, 50_000]
+    pairs = [
+        (SuppressBlank(TOKENIZER, logits.device), module.SuppressBlank(tokenizer, 1)),
+        (SuppressTokens(listed, logits.device), module.SuppressTokens(listed)),
+        (TimestampRules(TOKENIZER, 50), module.ApplyTimestampRules(tokenizer, 1, 50)),
+        (TimestampRules(TOKENIZER, None), module.ApplyTimestampRules(tokenizer, 1, None)),
+    ]
+    for ours, theirs in pairs:
+        a, b = logits.clone(), logits.clone()
+        ours(a, texts)
+        theirs.apply(b, tokens)
+        assert torch.equal(a, b)
+
+
+# the strategies, on logits small enough to work out by hand
+
+
+def log(*probabilities):
+    return torch.tensor([probabilities]).log()
+
+
+def test_greedy_sums_log_probabilities_up_to_the_end():
+    strategy, clip = Greedy(eot=2), Clip()
+    strategy.choose(clip, log(0.5, 0.3, 0.2))
+    strategy.choose(clip, log(0.1, 0.2, 0.7))
+    assert clip.done
+    (found,) = strategy.candidates(clip)
+    assert found.tokens == [0]
+    assert found.ended
+    assert found.sum_logprob == pytest.approx(torch.tensor(0.5 * 0.7).log().item())
+
+
+def test_beam_keeps_the_best_of_all_continuations():
+    strategy, clip = Beam(eot=3, beam_size=2), Clip()
+    assert strategy.choose(clip, log(0.5, 0.4, 0.06, 0.04)) == [0, 0]
+    assert clip.texts == [[0], [1]]
+    # from [0]: nothing likely; from [1]: token 2 at 0.9 → 0.36, the best of all
+    rows = torch.cat([log(0.3, 0.3, 0.3, 0.1), log(0.04, 0.03, 0.9, 0.03)])
+    sources = strategy.choose(clip, rows)
+    assert clip.texts[0] == [1, 2]
+    assert sources[0] == 1
+    rows = torch.cat([log(0.02, 0.01, 0.01, 0.96), log(0.05, 0.03, 0.02, 0.9)])
+    strategy.choose(clip, rows)
+    assert clip.done
+    assert strategy.candidates(clip)[0].tokens == [1, 2]
+
+
+def test_a_beam_out_of_room_gives_its_unfinished_texts_best_first():
+    clip = Clip(texts=[[1], [2], [3]], sums=[-3.0, -1.0, -2.0], finished=[Candidate([9], -5, True)])
+    found = Beam(eot=0, beam_size=3).candidates(clip)
+    assert [candidate.tokens for candidate in found] == [[9], [2], [3]]
+    assert [candidate.ended for candidate in found] == [True, False, False]

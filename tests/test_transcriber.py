@@ -1,0 +1,159 @@
+"""The window loop: equal to openai-whisper's, and defined at every edge."""
+
+import numpy as np
+import pytest
+import torch
+
+from asrmask import load_audio, upstream
+from asrmask.audio import SAMPLE_RATE
+from asrmask.errors import AudioError, OptionError
+from asrmask.transcriber import Prompt, Settings, stream, transcribe
+
+SAME = ("id", "seek", "start", "end", "text", "tokens", "temperature")
+
+
+def both(model, upstream_model, samples, **options):
+    torch.manual_seed(0)
+    ours = transcribe(model, samples, **options)
+    torch.manual_seed(0)
+    theirs = upstream.whisper().transcribe(upstream_model, samples, fp16=False, **options)
+    return ours, theirs
+
+
+def assert_equal(ours, theirs):
+    assert ours["text"] == theirs["text"]
+    assert ours["language"] == theirs["language"]
+    assert len(ours["segments"]) == len(theirs["segments"])
+    for a, b in zip(ours["segments"], theirs["segments"], strict=True):
+        assert list(a) == list(b)
+        assert [a[name] for name in SAME] == [b[name] for name in SAME]
+        for name in ("avg_logprob", "no_speech_prob", "compression_ratio"):
+            assert a[name] == pytest.approx(b[name], abs=1e-4)
+        for word, other in zip(a.get("words", []), b.get("words", []), strict=True):
+            assert [word[k] for k in ("word", "start", "end")] == [
+                other[k] for k in ("word", "start", "end")
+            ]
+            assert word["probability"] == pytest.approx(other["probability"], abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def speech(samples):
+    """All sample clips in a row, twice: 49 s, two windows."""
+    clips = [load_audio(path) for path in samples]
+    return np.concatenate(clips * 2)
+
+
+OPTIONS = {
+    "defaults": {},
+    "beam, no conditioning": {"beam_size": 2, "condition_on_previous_text": False},
+    "words": {"word_timestamps": True},
+    "prompt": {"initial_prompt": "Sense and Sensibility.", "carry_initial_prompt": True},
+    "clips": {"clip_timestamps": "3,9.5,20,28"},
+    "clips, words": {"clip_timestamps": [0, 8, 12], "word_timestamps": True},
+    "no times": {"without_timestamps": True, "temperature": 0.0},
+    "fallback": {"logprob_threshold": -0.15, "temperature": (0.0, 0.4, 0.8), "best_of": 2},
+    "silence skipped": {"word_timestamps": True, "hallucination_silence_threshold": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_loop_equals_upstream(model, upstream_model, speech, name):
+    assert_equal(*both(model, upstream_model, speech, **OPTIONS[name]))
+
+
+def silence(seconds):
+    return np.zeros(int(seconds * SAMPLE_RATE), dtype=np.float32)
+
+
+def noise(seconds):
+    rng = np.random.default_rng(0)
+    return rng.normal(0, 0.05, int(seconds * SAMPLE_RATE)).astype(np.float32)
+
+
+EDGES = {
+    "silence": lambda speech: silence(5),
+    "noise": lambda speech: noise(5),
+    "0.1 s": lambda speech: speech[:1600],
+    "exactly 30 s": lambda speech: speech[: 30 * SAMPLE_RATE],
+    "30 s and one sample": lambda speech: speech[: 30 * SAMPLE_RATE + 1],
+    "30 s and one frame": lambda speech: speech[: 30 * SAMPLE_RATE + 160],
+    "speech from 29.9 s": lambda speech: np.concatenate([silence(29.9), speech[: 7 * SAMPLE_RATE]]),
+    "silence within": lambda speech: np.concatenate(
+        [speech[:112_000], silence(8), speech[:48_000]]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_edges_equal_upstream(model, upstream_model, speech, name):
+    samples = EDGES[name](speech)
+    assert_equal(*both(model, upstream_model, samples, temperature=0.0, word_timestamps=True))
+
+
+@pytest.mark.parametrize("n_samples", [0, 1, 159])
+def test_less_than_a_frame_is_an_empty_transcription(model, n_samples):
+    result = transcribe(model, np.zeros(n_samples, dtype=np.float32))
+    assert result.text == ""
+    assert result.segments == []
+    assert result.language == "en"
+
+
+def test_segments_come_one_by_one(model, speech):
+    running = stream(model, speech, Settings(temperature=0.0))
+    first = next(iter(running))
+    assert first.id == 0
+    assert first.text
+    assert 0 < running.seek < running.n_frames  # the rest is still to do
+    rest = list(running)
+    result = running.result()
+    assert [first, *rest] == result.segments
+    assert running.seek == running.n_frames
+
+
+def test_result_reads_as_a_dictionary(model, sample):
+    result = transcribe(model, sample, temperature=0.0)
+    assert dict(result) == {name: result[name] for name in ("text", "segments", "language")}
+    assert result["segments"][0]["text"] == result.segments[0].text
+    assert "words" not in result.segments[0]
+    with pytest.raises(KeyError):
+        result["words"]
+    plain = result.as_dict()
+    assert type(plain["segments"][0]) is dict
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"clip_timestamps": "a,b"},
+        {"clip_timestamps": "-1,2"},
+        {"temperature": ()},
+        {"language": "xx"},
+    ],
+)
+def test_bad_options_are_refused(model, sample, bad):
+    with pytest.raises(OptionError):
+        transcribe(model, sample, **bad)
+
+
+def test_unknown_options_are_refused(model, sample):
+    with pytest.raises(TypeError, match="beams"):
+        transcribe(model, sample, beams=5)
+
+
+@pytest.mark.parametrize("samples", [np.array([np.nan] * 1600), np.zeros((2, 1600))])
+def test_bad_samples_are_refused(model, samples):
+    with pytest.raises(AudioError, match="samples must be"):
+        transcribe(model, samples)
+
+
+def test_prompt_keeps_the_initial_text_in_front_when_asked():
+    plain = Prompt([1, 2], carry=False, room=7)
+    plain.tokens_so_far += [3, 4]
+    assert plain.tokens == [1, 2, 3, 4]
+    plain.reset()
+    assert plain.tokens == []
+    carried = Prompt([1, 2], carry=True, room=7)
+    carried.tokens_so_far += [3, 4, 5, 6, 7, 8, 9]
+    assert carried.tokens == [1, 2, 5, 6, 7, 8, 9]
+    carried.reset()
+    assert carried.tokens == [1, 2]

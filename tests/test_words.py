@@ -1,0 +1,75 @@
+"""Word times: the warping path and the rules on its words, against upstream's and by hand."""
+
+import doctest
+from itertools import product
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asrmask import upstream, words
+from asrmask.transcription import Segment, Word
+from asrmask.words import Timing, attention_map, merge_punctuations, warp
+
+
+def test_examples_in_the_docstrings():
+    assert doctest.testmod(words).failed == 0
+
+
+@given(st.integers(0, 2**31), st.integers(1, 12), st.integers(1, 30), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_path_equals_upstream(seed, n_rows, n_columns, ties):
+    cost = np.random.default_rng(seed).normal(size=(n_rows, n_columns))
+    if ties:
+        cost = cost.round()
+    theirs = upstream.whisper().timing.dtw_cpu(cost)
+    assert np.array_equal(np.stack(warp(cost)), theirs)
+
+
+def test_attention_map_equals_upstream():
+    torch.manual_seed(0)
+    weights = torch.rand(3, 5, 40).softmax(dim=-1)
+    timing = upstream.whisper().timing
+    std, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
+    theirs = timing.median_filter((weights - mean) / std, 7).mean(dim=0)
+    assert torch.equal(attention_map(weights), theirs)
+    short = torch.rand(2, 4, 3)
+    assert attention_map(short).shape == (4, 3)
+
+
+def test_median_network_on_every_order():
+    rows = torch.tensor(list(product([0.0, 1.0], repeat=7)))  # the 0-1 principle: enough for all
+    medians = words.median_of_seven(list(rows.T))
+    assert torch.equal(medians, rows.sort().values[:, 3])
+
+
+WORDS = st.lists(st.sampled_from([" a", " “", ".", "b", " (", ",", " -", "?", " "]), max_size=8)
+
+
+@given(WORDS)
+def test_punctuation_goes_where_upstream_puts_it(texts):
+    ours = [Timing(text, [i], 0.0, 1.0, 1.0) for i, text in enumerate(texts)]
+    timing = upstream.whisper().timing
+    theirs = [timing.WordTiming(text, [i], 0.0, 1.0, 1.0) for i, text in enumerate(texts)]
+    merge_punctuations(ours, words.PREPEND_PUNCTUATIONS, words.APPEND_PUNCTUATIONS)
+    timing.merge_punctuations(theirs, words.PREPEND_PUNCTUATIONS, words.APPEND_PUNCTUATIONS)
+    assert [(t.word, t.tokens) for t in ours] == [(t.word, t.tokens) for t in theirs]
+
+
+def segment(start, end, spoken):
+    return Segment(0, 0, start, end, "", [], 0.0, 0.0, 1.0, 0.0, spoken)
+
+
+def test_end_is_the_last_word_or_the_last_segment():
+    spoken = [Word(" a", 1.0, 2.0, 0.9)]
+    assert words.end_of([]) is None
+    assert words.end_of([segment(0, 5, [])]) == 5
+    assert words.end_of([segment(0, 5, spoken), segment(5, 9, [])]) == 2.0
+
+
+def test_a_text_without_words_has_no_times(model):
+    from asrmask.tokenizer import get_tokenizer
+
+    memory = model.decoder.remember(torch.zeros(1, 1500, 384))
+    assert words.align(model, get_tokenizer(False), [], memory, 3000) == []
