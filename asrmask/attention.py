@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from asrmask.linear import Linear, Packed
+
 # Called with a place ("decoder.2.cross"), a quantity ("scores", "weights" or "outputs") and the
 # tensor itself.
 Recorder = Callable[[str, str, Tensor], None]
@@ -56,31 +58,43 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.n_head = n_head
         self.place = place
-        self.query = nn.Linear(n_state, n_state)
-        self.key = nn.Linear(n_state, n_state, bias=False)
-        self.value = nn.Linear(n_state, n_state)
-        self.out = nn.Linear(n_state, n_state)
+        self.query = Linear(n_state, n_state)
+        self.key = Linear(n_state, n_state, bias=False)
+        self.value = Linear(n_state, n_state)
+        self.out = Linear(n_state, n_state)
+        self.packed = Packed()
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What others may attend to: (B, K, D) → keys and values, (B, H, K, d) each."""
         return self._split(self.key(x)), self._split(self.value(x))
 
+    def queries(self, x: Tensor) -> Tensor:
+        """What attends: (B, Q, D) → (B, H, Q, d)."""
+        return self._split(self.query(x))
+
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All three for self-attention, in one product where that is quicker."""
+        together = self.packed.product(x, self.query, self.key, self.value)
+        if together is None:
+            return self.queries(x), *self.keys_values(x)
+        q, k, v = together.chunk(3, dim=-1)
+        return self._split(q), self._split(k), self._split(v)
+
     def forward(
         self,
-        x: Tensor,
+        q: Tensor,
         keys: Tensor,
         values: Tensor,
         mask: Tensor | None = None,
         record: Recorder | None = None,
     ) -> Tensor:
-        """x: (B, Q, D); keys, values: (B, H, K, d); returns (B, Q, D).
+        """q: (B, H, Q, d); keys, values: (B, H, K, d); returns (B, Q, D).
 
-        x may have more rows than keys and values: G in a row for each of theirs, as the beams of
+        q may have more rows than keys and values: G in a row for each of theirs, as the beams of
         one clip are. They become queries of one attention, so that the keys are read once.
         """
-        n_rows, n_queries, n_state = x.shape
+        n_rows, _, n_queries, _ = q.shape
         n_clips = keys.shape[0]
-        q = self._split(self.query(x))  # (B·G, H, Q, d)
         if n_rows == n_clips:
             out = attend(q, keys, values, mask, record=record, place=self.place)
         else:
@@ -90,7 +104,7 @@ class MultiHeadAttention(nn.Module):
                 mask = mask.repeat(1, 1, n_rows // n_clips, 1)
             out = attend(q, keys, values, mask, record=record, place=self.place)
             out = out.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)
-        return self.out(out.transpose(1, 2).reshape(n_rows, n_queries, n_state))
+        return self.out(out.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, N, D) → (B, H, N, d)"""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from asrmask import masks
 from asrmask.attention import KVCache, MultiHeadAttention, Recorder
 from asrmask.errors import CheckpointError, OptionError
+from asrmask.linear import Linear, Packed
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,18 @@ class Block(nn.Module):
             self.cross_attn = MultiHeadAttention(n_state, n_head, f"{place}.cross")
             self.cross_attn_ln = nn.LayerNorm(n_state)
         self.mlp = nn.Sequential(
-            nn.Linear(n_state, 4 * n_state), nn.GELU(), nn.Linear(4 * n_state, n_state)
+            Linear(n_state, 4 * n_state), nn.GELU(), Linear(4 * n_state, n_state)
         )
         self.mlp_ln = nn.LayerNorm(n_state)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """x and what the feed-forward part adds to it."""
+        return self.mlp[2](gelu(self.mlp[0](self.mlp_ln(x)))).add_(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU, in the memory of x where no gradient needs it: fresh memory costs more than the sum."""
+    return F.gelu(x) if torch.is_grad_enabled() else torch.ops.aten.gelu_(x)
 
 
 class AudioEncoder(nn.Module):
@@ -107,13 +117,12 @@ class AudioEncoder(nn.Module):
             )
         if mask is not None:
             mask = masks.checked(mask)
-        x = F.gelu(self.conv1(mel))
-        x = F.gelu(self.conv2(x)).transpose(1, 2)  # (B, T, D)
+        x = gelu(self.conv1(mel))
+        x = gelu(self.conv2(x)).transpose(1, 2)  # (B, T, D)
         x = x + self.positional_embedding[: x.shape[1]]
         for block in self.blocks:
-            inner = block.attn_ln(x)
-            x = x + block.attn(inner, *block.attn.keys_values(inner), mask, record)
-            x = x + block.mlp(block.mlp_ln(x))
+            q, keys, values = block.attn.queries_keys_values(block.attn_ln(x))
+            x = block.feed_forward(block.attn(q, keys, values, mask, record).add_(x))
         return self.ln_post(x)
 
 
@@ -163,6 +172,7 @@ class TextDecoder(nn.Module):
         )
         self.blocks = cast("Sequence[Block]", blocks)
         self.ln = nn.LayerNorm(n_state)
+        self.packed = Packed()
 
     def remember(self, features: Tensor, mask: Tensor | None = None) -> Memory:
         """The memory of audio features (B, T, D); mask (B, 1, 1, T) hides some of them."""
@@ -191,21 +201,21 @@ class TextDecoder(nn.Module):
         n_keys = cache.length + n_queries
         if n_keys > self.n_ctx:
             raise OptionError(f"a text must be at most {self.n_ctx} tokens, got {n_keys}")
-        causal = masks.causal(n_queries, n_keys, tokens.device)
+        # a single query is the last of the keys and sees them all
+        causal = None if n_queries == 1 else masks.causal(n_queries, n_keys, tokens.device)
         x = self.token_embedding(tokens) + self.positional_embedding[cache.length : n_keys]
         for i, block in enumerate(self.blocks):
-            inner = block.attn_ln(x)
-            keys, values = cache.put(i, *block.attn.keys_values(inner))
-            x = x + block.attn(inner, keys, values, causal, record)
-            x = x + block.cross_attn(
-                block.cross_attn_ln(x), memory.keys[i], memory.values[i], memory.mask, record
-            )
-            x = x + block.mlp(block.mlp_ln(x))
+            q, keys, values = block.attn.queries_keys_values(block.attn_ln(x))
+            x = block.attn(q, *cache.put(i, keys, values), causal, record).add_(x)
+            q = block.cross_attn.queries(block.cross_attn_ln(x))
+            seen = block.cross_attn(q, memory.keys[i], memory.values[i], memory.mask, record)
+            x = block.feed_forward(seen.add_(x))
         return self.ln(x), cache.advanced(n_queries)
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, D) → (…, n_vocab), float32."""
-        return F.linear(x, self.token_embedding.weight).float()
+        out = self.packed.product(x, self.token_embedding)
+        return F.linear(x, self.token_embedding.weight).float() if out is None else out
 
 
 class Whisper(nn.Module):

@@ -67,12 +67,13 @@ class Greedy:
             clip.sums = [0.0 for _ in sources]
             logits = logits.expand(self.n_texts, -1)
         if self.temperature == 0:
-            chosen = logits.argmax(dim=-1)
+            picked, chosen = logits.max(dim=-1)
         else:
             # drawn for ended texts too: so the random numbers are used up as upstream does
             scaled = logits / self.temperature
             chosen = Categorical(logits=scaled, validate_args=False).sample()
-        picked = logits.gather(1, chosen[:, None])[:, 0] - logits.logsumexp(dim=-1)
+            picked = logits.gather(1, chosen[:, None])[:, 0]
+        picked = picked - logits.logsumexp(dim=-1)
         for i, (token, logprob) in enumerate(zip(chosen.tolist(), picked.tolist(), strict=True)):
             ended = bool(clip.texts[i]) and clip.texts[i][-1] == self.eot
             clip.sums[i] += 0.0 if ended else logprob

@@ -49,8 +49,7 @@ def warp(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The cheapest path through a cost matrix, as row and column indices.
 
     From (0, 0) to the last corner, by steps down, right or diagonal. Computed along
-    anti-diagonals, whose cells do not depend on each other; sums are kept in float32, as upstream
-    keeps them, so that ties fall alike.
+    anti-diagonals, whose cells do not depend on each other.
 
     >>> warp(np.array([[0.0, 9.0, 9.0], [9.0, 0.0, 0.0]]))
     (array([0, 1, 1]), array([0, 1, 2]))
@@ -63,7 +62,7 @@ def warp(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         skewed[i : i + n_columns, i] = cost[i]
     steps = np.empty((n_diagonals, n_rows), dtype=np.int8)
     # totals of the last two diagonals, at i + 1; what lies outside the matrix is infinite
-    older = np.full(n_rows + 1, np.inf, dtype=np.float32)
+    older = np.full(n_rows + 1, np.inf)
     newer = older.copy()
     older[0] = 0
     for d in range(n_diagonals):
@@ -139,7 +138,8 @@ def align(
     # the position before each token predicts it
     logits = model.decoder.logits(x[0, first : first + len(text_tokens)])[:, : tokenizer.eot]
     index = torch.tensor(text_tokens, device=model.device)[:, None]
-    probabilities = logits.softmax(dim=-1).gather(1, index)[:, 0].tolist()
+    picked = logits.gather(1, index)[:, 0]
+    probabilities = (picked - logits.logsumexp(dim=-1)).exp().tolist()
 
     heads = [scores[f"decoder.{layer}.cross"][head] for layer, head in model.alignment_heads]
     # a padding mask in all but name: only positions of real audio enter the softmax

