@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from asrmask.linear import Linear, Packed
-
 # Called with a place ("decoder.2.cross"), a quantity ("scores", "weights" or "outputs") and the
 # tensor itself.
 Recorder = Callable[[str, str, Tensor], None]
@@ -58,11 +56,10 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.n_head = n_head
         self.place = place
-        self.query = Linear(n_state, n_state)
-        self.key = Linear(n_state, n_state, bias=False)
-        self.value = Linear(n_state, n_state)
-        self.out = Linear(n_state, n_state)
-        self.packed = Packed()
+        self.query = nn.Linear(n_state, n_state)
+        self.key = nn.Linear(n_state, n_state, bias=False)
+        self.value = nn.Linear(n_state, n_state)
+        self.out = nn.Linear(n_state, n_state)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What others may attend to: (B, K, D) → keys and values, (B, H, K, d) each."""
@@ -71,14 +68,6 @@ class MultiHeadAttention(nn.Module):
     def queries(self, x: Tensor) -> Tensor:
         """What attends: (B, Q, D) → (B, H, Q, d)."""
         return self._split(self.query(x))
-
-    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All three for self-attention, in one product where that is quicker."""
-        together = self.packed.product(x, self.query, self.key, self.value)
-        if together is None:
-            return self.queries(x), *self.keys_values(x)
-        q, k, v = together.chunk(3, dim=-1)
-        return self._split(q), self._split(k), self._split(v)
 
     def forward(
         self,

@@ -14,6 +14,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def one_line(error: object) -> str:
+    """The text of an error, without the line breaks that other libraries put into theirs."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class AsrmaskError(Exception):
     """Base of every error that asrmask raises on purpose."""
 

@@ -39,7 +39,7 @@ class Job:
         return "standard input" if self.source == "-" else self.source
 
     def is_done(self) -> bool:
-        return bool(self.outputs) and all(path.is_file() for path in self.outputs.values())
+        return bool(self.outputs) and all(map(os.path.isfile, self.outputs.values()))
 
 
 def plan(sources: Sequence[str], folder: str, forms: Sequence[str]) -> list[Job]:
@@ -73,16 +73,19 @@ def plan(sources: Sequence[str], folder: str, forms: Sequence[str]) -> list[Job]
 
 
 def _files(source: str) -> list[str]:
-    """The file itself, or the audio and video files in a folder."""
-    folder = Path(source)
-    if source == "-" or not folder.is_dir():
+    """The file itself, or the audio and video files in a folder.
+
+    A folder without any stays as it is: reading it fails, and the others are still done.
+    """
+    if source == "-" or not os.path.isdir(source):
         return [source]
-    found = sorted(
-        str(p) for p in folder.iterdir() if p.is_file() and p.suffix.lower() in ENDINGS.split()
-    )
-    if not found:
-        raise OptionError(f"{source}: expected audio or video files in the folder, got none")
-    return found
+    try:
+        paths = sorted(Path(source).iterdir())
+    except OSError as error:
+        raise OptionError(f"{source}: {error.strerror}, expected a folder to read") from None
+    endings = ENDINGS.split()
+    found = [str(p) for p in paths if p.suffix.lower() in endings and os.path.isfile(p)]
+    return found or [source]
 
 
 def _stem(source: str) -> str:
@@ -99,22 +102,29 @@ def work(
 ) -> int:
     """Do every job; the exit code: 1 if any failed, after all the others are done."""
     failed: list[str] = []
-    for i, job in enumerate(jobs):
-        try:
-            with progress(f"[{i + 1}/{len(jobs)}] {job.name}") as advance:
-                problems = transcribe_one(job, model, settings, options, layout, verbose, advance)
-        except AsrmaskError as error:
-            problems = [str(error)]
-        except OSError as error:  # an output that cannot be written: the others still may
-            problems = [f"{job.name}: {error.strerror or error}, expected to write its outputs"]
-        except KeyboardInterrupt:
-            left = " ".join(other.name for other in jobs[i:])
-            say(f"interrupted: {i - len(failed)} of {len(jobs)} files done, left: {left}")
-            return 130
-        for problem in problems:
-            say(f"error: {problem}")
-        if problems:
-            failed.append(job.name)
+    left = [job.name for job in jobs]
+    try:
+        for i, job in enumerate(jobs):
+            try:
+                with progress(f"[{i + 1}/{len(jobs)}] {job.name}") as advance:
+                    problems = transcribe_one(
+                        job, model, settings, options, layout, verbose, advance
+                    )
+            except AsrmaskError as error:
+                problems = [str(error)]
+            except BrokenPipeError:  # the reader of our text has gone: no use in going on
+                raise
+            except OSError as error:  # an output that cannot be written: the others still may
+                problems = [f"{job.name}: {error.strerror or error}, expected to write its outputs"]
+            if problems:
+                failed.append(job.name)
+            left.remove(job.name)
+            for problem in problems:
+                say(f"error: {problem}")
+    except KeyboardInterrupt:
+        n_done = len(jobs) - len(left) - len(failed)
+        say(f"interrupted: {n_done} of {len(jobs)} files done, left: {' '.join(left)}")
+        return 130
     if failed and len(jobs) > 1:
         say(f"{len(failed)} of {len(jobs)} files failed: {' '.join(failed)}")
     return 1 if failed else 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from asrmask import masks
 from asrmask.attention import KVCache, MultiHeadAttention, Recorder
 from asrmask.errors import CheckpointError, OptionError
-from asrmask.linear import Linear, Packed
+from asrmask.packed import Packed
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Block(nn.Module):
             self.cross_attn = MultiHeadAttention(n_state, n_head, f"{place}.cross")
             self.cross_attn_ln = nn.LayerNorm(n_state)
         self.mlp = nn.Sequential(
-            Linear(n_state, 4 * n_state), nn.GELU(), Linear(4 * n_state, n_state)
+            nn.Linear(n_state, 4 * n_state), nn.GELU(), nn.Linear(4 * n_state, n_state)
         )
         self.mlp_ln = nn.LayerNorm(n_state)
 
@@ -121,7 +121,8 @@ class AudioEncoder(nn.Module):
         x = gelu(self.conv2(x)).transpose(1, 2)  # (B, T, D)
         x = x + self.positional_embedding[: x.shape[1]]
         for block in self.blocks:
-            q, keys, values = block.attn.queries_keys_values(block.attn_ln(x))
+            inner = block.attn_ln(x)
+            q, (keys, values) = block.attn.queries(inner), block.attn.keys_values(inner)
             x = block.feed_forward(block.attn(q, keys, values, mask, record).add_(x))
         return self.ln_post(x)
 
@@ -205,8 +206,9 @@ class TextDecoder(nn.Module):
         causal = None if n_queries == 1 else masks.causal(n_queries, n_keys, tokens.device)
         x = self.token_embedding(tokens) + self.positional_embedding[cache.length : n_keys]
         for i, block in enumerate(self.blocks):
-            q, keys, values = block.attn.queries_keys_values(block.attn_ln(x))
-            x = block.attn(q, *cache.put(i, keys, values), causal, record).add_(x)
+            inner = block.attn_ln(x)
+            q, new = block.attn.queries(inner), block.attn.keys_values(inner)
+            x = block.attn(q, *cache.put(i, *new), causal, record).add_(x)
             q = block.cross_attn.queries(block.cross_attn_ln(x))
             seen = block.cross_attn(q, memory.keys[i], memory.values[i], memory.mask, record)
             x = block.feed_forward(seen.add_(x))
@@ -214,8 +216,9 @@ class TextDecoder(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, D) → (…, n_vocab), float32."""
-        out = self.packed.product(x, self.token_embedding)
-        return F.linear(x, self.token_embedding.weight).float() if out is None else out
+        weight = self.token_embedding.weight
+        out = self.packed.product(x, weight)
+        return F.linear(x, weight).float() if out is None else out
 
 
 class Whisper(nn.Module):

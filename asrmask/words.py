@@ -68,10 +68,10 @@ def warp(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for d in range(n_diagonals):
         low, high = max(0, d - n_columns + 1), min(n_rows, d + 1)
         both, down, right = older[low:high], newer[low:high], newer[low + 1 : high + 1]
-        least = np.minimum(down, right)
-        taken = np.where(both < least, 0, np.where((down < both) & (down < right), 1, 2))
-        chosen = np.where(taken == 0, both, np.where(taken == 1, down, right))
-        steps[d, low:high] = taken
+        diagonal = both < np.minimum(down, right)
+        downward = down < np.minimum(both, right)
+        chosen = np.where(diagonal, both, np.where(downward, down, right))
+        steps[d, low:high] = 2 - 2 * diagonal - downward
         older.fill(np.inf)
         older[low + 1 : high + 1] = skewed[d, low:high] + chosen
         older, newer = newer, older
@@ -97,7 +97,9 @@ def attention_map(weights: Tensor) -> Tensor:
     half = MEDIAN_WIDTH // 2
     if weights.shape[-1] > half:
         padded = F.pad(weights, (half, half), mode="reflect")
-        weights = median_of_seven([padded[..., i : i - 6 or None] for i in range(MEDIAN_WIDTH)])
+        shifted = [padded[..., i : i - 6 or None] for i in range(MEDIAN_WIDTH)]
+        # head by head: one fits into the processor's cache
+        weights = torch.stack([median_of_seven(list(x)) for x in zip(*shifted, strict=True)])
     return weights.mean(dim=0)
 
 

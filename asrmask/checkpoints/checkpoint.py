@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrmask.errors import CheckpointError
+from asrmask.errors import CheckpointError, one_line
 from asrmask.model import ModelDimensions, Whisper
 
 Heads = tuple[tuple[int, int], ...]
@@ -22,11 +22,6 @@ class Checkpoint:
     dims: ModelDimensions
     weights: dict[str, Tensor]
     alignment_heads: Heads | None = None  # (layer, head); None: the file does not say
-
-
-def one_line(error: object) -> str:
-    """The text of an error, without the line breaks that other libraries put into theirs."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def json_object(path: Path) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from asrmask.checkpoints.checkpoint import (
     dimensions_from,
     heads_from,
     json_object,
-    one_line,
 )
-from asrmask.errors import CheckpointError
+from asrmask.errors import CheckpointError, one_line
 from asrmask.model import ModelDimensions
 
 DTYPES = {i: np.dtype(code) for i, code in enumerate(["<f4", "i1", "<i2", "<i4", "<f2"])}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from asrmask.errors import CheckpointError
+from asrmask.errors import CheckpointError, one_line
 
 BLOCK = 2**20  # bytes read at a time
 ATTEMPTS = 4  # connections that may break off in a row without bringing anything
@@ -92,7 +92,7 @@ def _complete(url: str, part: Path, progress: Progress | None) -> None:
             reason = f"HTTP {error.code} {error.reason}"
             if error.code < 500:
                 raise CheckpointError(
-                    f"{url}: expected a file to download, got {_one_line(reason)}"
+                    f"{url}: expected a file to download, got {one_line(reason)}"
                 ) from None
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", None) or error or type(error).__name__)
@@ -100,13 +100,9 @@ def _complete(url: str, part: Path, progress: Progress | None) -> None:
         failures = 0 if progressed else failures + 1
         if failures == ATTEMPTS:
             raise CheckpointError(
-                f"{url}: cannot be downloaded, got {_one_line(reason)}; expected a network "
+                f"{url}: cannot be downloaded, got {one_line(reason)}; expected a network "
                 f"connection, or the file in {part.parent}"
             )
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())  # urllib writes three lines about a redirect that goes round
 
 
 def _connection(url: str, part: Path, offset: int, progress: Progress | None) -> bool:

@@ -9,9 +9,8 @@ from asrmask.checkpoints.checkpoint import (
     dimensions_from,
     heads_from,
     json_object,
-    one_line,
 )
-from asrmask.errors import CheckpointError
+from asrmask.errors import CheckpointError, one_line
 
 # config.json's names for the ten dimensions
 DIMENSIONS = {

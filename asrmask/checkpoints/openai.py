@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from asrmask.checkpoints.checkpoint import Checkpoint, dimensions_from, one_line
-from asrmask.errors import CheckpointError
+from asrmask.checkpoints.checkpoint import Checkpoint, dimensions_from
+from asrmask.errors import CheckpointError, one_line
 
 
 def read(path: Path) -> Checkpoint:

@@ -1,6 +1,8 @@
 """The command `asrmask`: one file a subcommand, imported when it is called."""
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -42,6 +44,8 @@ def underscored(argument: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; the exit code: 0 done, 1 something failed, 2 wrong usage."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where it cannot show a character
     top = Parser(
         prog="asrmask",
         allow_abbrev=False,
@@ -60,15 +64,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         top.print_help()
         return 2
     command = import_module(f"asrmask.cli.{name}")
-    parser = Parser(prog=f"asrmask {name}", description=COMMANDS[name], allow_abbrev=False)
+    parser = Parser(
+        prog=f"asrmask {name}",
+        usage=f"asrmask {name} {command.USAGE}",
+        description=COMMANDS[name],
+        allow_abbrev=False,
+    )
     command.add_arguments(parser)
     try:
         return command.run(parser.parse_args(arguments[1:]))
     except AsrmaskError as error:
         print(f"asrmask {name}: error: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, OptionError) else 1
-    except BrokenPipeError:  # the reader of our output has gone
-        sys.stderr.close()
+    except BrokenPipeError:  # the reader of our output has gone: say no more, nor at exit
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for file in (1, 2):
+            os.dup2(nowhere, file)
         return 1
     except KeyboardInterrupt:
         print(f"asrmask {name}: interrupted", file=sys.stderr)

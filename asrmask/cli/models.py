@@ -4,6 +4,8 @@ import argparse
 
 from asrmask.checkpoints import registry
 
+USAGE = "[--model_dir DIR]"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from asrmask.model import Whisper
     from asrmask.transcriber import Settings
 
+USAGE = "FILE… [OPTION…]"
+
 
 def boolean(text: str) -> bool:
     if text.lower() not in {"true", "false"}:
