@@ -1,5 +1,6 @@
 """Whisper: encoder and decoder with openai-whisper's parameter names, so its weights load as is."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
@@ -51,9 +52,10 @@ class ModelDimensions:
 
 def sinusoids(length: int, channels: int, max_timescale: float = 10_000.0) -> Tensor:
     """The encoder's position table (length, channels): sines in the first half, then cosines."""
-    step = torch.log(torch.tensor(max_timescale)) / (channels // 2 - 1)
-    rates = torch.exp(-step * torch.arange(channels // 2))
-    angles = torch.arange(length)[:, None] * rates[None, :]
+    # on the CPU even where a model is only sketched: arithmetic on the meta device takes a second
+    step = math.log(max_timescale) / (channels // 2 - 1)
+    rates = torch.exp(-step * torch.arange(channels // 2, device="cpu"))
+    angles = torch.arange(length, device="cpu")[:, None] * rates[None, :]
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
@@ -164,9 +166,11 @@ class TextDecoder(nn.Module):
         super().__init__()
         n_state = dims.n_text_state
         self.n_ctx = dims.n_text_ctx
-        self.token_embedding = nn.Embedding(dims.n_vocab, n_state)
-        self.positional_embedding = nn.Parameter(torch.empty(dims.n_text_ctx, n_state))
-        nn.init.normal_(self.positional_embedding, std=0.02)
+        # uniform, not normal: the latter takes a second where a model is only sketched (see above)
+        vocabulary = nn.init.uniform_(torch.empty(dims.n_vocab, n_state), -0.1, 0.1)
+        self.token_embedding = nn.Embedding.from_pretrained(vocabulary, freeze=False)
+        positions = nn.init.uniform_(torch.empty(dims.n_text_ctx, n_state), -0.1, 0.1)
+        self.positional_embedding = nn.Parameter(positions)
         blocks = nn.ModuleList(
             Block(n_state, dims.n_text_head, f"decoder.{i}", cross=True)
             for i in range(dims.n_text_layer)

@@ -1,5 +1,6 @@
 """Where there is speech: Silero's detector, whose weights come with its package."""
 
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -47,10 +48,18 @@ def _silero() -> Any:
     return silero_vad
 
 
+def _detector() -> Any:
+    """A detector that has heard nothing yet."""
+    with warnings.catch_warnings():
+        # of the ways in which the package finds and reads its weights
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _silero().load_silero_vad()
+
+
 @torch.no_grad()
 def probabilities(recording: Recording) -> np.ndarray:
     """The probability of speech in every 32 ms of a recording, read piece by piece."""
-    model = _silero().load_silero_vad()
+    detector = _detector()
     found = []
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the frames are too small to share
@@ -59,7 +68,7 @@ def probabilities(recording: Recording) -> np.ndarray:
             stop = min(start + N_SAMPLES // FRAME * FRAME, recording.n_samples)
             n_frames = -(-(stop - start) // FRAME)
             samples = torch.from_numpy(recording.read(start, start + n_frames * FRAME).copy())
-            found += [model(frame, SAMPLE_RATE).item() for frame in samples.split(FRAME)]
+            found += [detector(frame, SAMPLE_RATE).item() for frame in samples.split(FRAME)]
     finally:
         torch.set_num_threads(n_threads)
     return np.array(found)
