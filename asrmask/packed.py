@@ -14,10 +14,18 @@ MOST_ROWS = 64  # with more, arithmetic counts, not memory
 
 
 class Packed:
-    """A weight matrix, stored as float16 beside itself if that loses nothing."""
+    """A weight matrix, stored as float16 beside itself if that loses nothing.
+
+    It follows every change that PyTorch counts, and what training does. Writing through `.data` or
+    NumPy outside of training is not counted, so not seen.
+    """
 
     def __init__(self) -> None:
-        self._state = (0, 0)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._state = (0, 0, 0)  # identity, address and version of the weight
+        self._held: Tensor | None = None  # its memory, so that no other comes to that address
         self._weights: Any = None
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor | None:
@@ -26,16 +34,16 @@ class Packed:
         It is not where gradients are wanted, on a GPU, in another precision, with many rows, or
         with weights that are no float16 values.
         """
-        if (
-            x.dtype is not torch.float32
-            or x.numel() > MOST_ROWS * x.shape[-1]
-            or torch.is_grad_enabled()
-        ):
+        if torch.is_grad_enabled() or x.dtype is not torch.float32:
+            self._forget()  # fused optimizers change weights uncounted
             return None
-        # in-place changes count up a tensor's version: what is packed is never stale
-        state = (weight.data_ptr(), weight._version)
+        if x.ndim < 2 or x.numel() > MOST_ROWS * x.shape[-1]:
+            return None
+        if weight.is_inference():  # its changes are not counted
+            return None
+        state = (id(weight), weight.data_ptr(), weight._version)
         if state != self._state:
-            self._state, self._weights = state, _packed(weight)
+            self._state, self._held, self._weights = state, weight.detach(), _packed(weight)
         if self._weights is None:
             return None
         return torch.ops.quantized.linear_dynamic_fp16(x, self._weights)
@@ -52,6 +60,7 @@ def _packed(weight: Tensor) -> Any:
         torch.backends.quantized.engine not in {"fbgemm", "x86"}
         or weight.device.type != "cpu"
         or weight.dtype != torch.float32
+        or not weight.isfinite().all()  # packing would make infinity a number
         or not torch.equal(weight.half().float(), weight)
     ):
         return None

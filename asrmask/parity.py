@@ -42,7 +42,10 @@ def from_manifest(folder: Path) -> list[Clip]:
             rows = list(csv.DictReader(file, delimiter="\t"))
     except OSError as error:
         raise AudioError(f"{folder}: {error.strerror}, expected shared speech there") from None
-    return [Clip(folder / row["path"], row["text"], row["lang"]) for row in rows]
+    try:
+        return [Clip(folder / row["path"], row["text"], row["lang"]) for row in rows]
+    except KeyError as error:
+        raise AudioError(f"{folder}/manifest.tsv: expected a column {error}, got none") from None
 
 
 def compare_clips(clips: Sequence[Clip], model: Whisper, other: Any) -> bool:

@@ -328,7 +328,7 @@ class Prompt:
         else:
             recent = self.tokens_so_far[max(len(self.initial), self._since) :]
             told = self.initial + recent[-(self.room - len(self.initial)) :]
-        return self.hotwords + told[len(told) - self.room :] if self.hotwords else told
+        return self.hotwords + told[max(0, len(told) - self.room) :] if self.hotwords else told
 
     def reset(self) -> None:
         """Forget what was said up to now."""

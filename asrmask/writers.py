@@ -94,7 +94,7 @@ def save(result: Any, path: Path, form: str, layout: Layout | None = None) -> No
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 

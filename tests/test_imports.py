@@ -11,7 +11,7 @@ PACKAGE = Path(asrmask.__file__).parent
 
 # each may import those before it
 ORDER = [
-    "errors linear assets torchaudio_import",
+    "errors packed assets torchaudio_import",
     "media tokenizer masks writers score transcription",
     "audio attention",
     "model vad",

@@ -1,0 +1,135 @@
+"""The flags of openai-whisper's command are ours too: names, short forms, types and defaults."""
+
+import argparse
+import sys
+
+import pytest
+import torch
+
+from asrmask import cli, upstream
+from asrmask.cli import transcribe as command
+from asrmask.errors import OptionError
+from asrmask.tokenizer import LANGUAGES, language_code
+
+# where ours differs on purpose: flag → (theirs, ours)
+DEFAULTS = {
+    "model": ("turbo", "tiny.en"),  # a download of 75 MB, not 1.6 GB
+    "verbose": (True, None),  # text alone: the times are in the files
+    "device": (
+        "cuda" if torch.cuda.is_available() else "cpu",
+        None,
+    ),  # chosen when the model is loaded
+}
+CHOICES = {
+    "output_format": {"none"},  # text on standard output only
+}
+# any text is taken, and checked later: languages in any case, models on loading
+FREE = {"language", "model"}
+SAMPLES = ["0", "1", "-1", "5", "0.5", "-0.5", "1e-3", "None", "True", "False", "text"]
+
+
+class Parsed(Exception):
+    """Carries the parser out of the command that made it."""
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """openai-whisper's parser: destination → action."""
+
+    def stop(parser, *rest):
+        raise Parsed(parser)
+
+    upstream.whisper()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        with pytest.raises(Parsed) as caught:
+            sys.modules["whisper.transcribe"].cli()
+    (parser,) = caught.value.args
+    return actions(parser)
+
+
+@pytest.fixture(scope="module")
+def parser():
+    made = cli.Parser(prog="asrmask transcribe", allow_abbrev=False)
+    command.add_arguments(made)
+    return made
+
+
+def actions(parser):
+    return {action.dest: action for action in parser._actions if action.dest != "help"}
+
+
+@pytest.fixture(scope="module")
+def ours(parser):
+    return actions(parser)
+
+
+def test_every_flag_of_theirs_is_ours_with_its_short_form(theirs, ours):
+    assert len(theirs) > 30
+    for name, action in theirs.items():
+        assert ours[name].option_strings == action.option_strings
+        assert ours[name].nargs == action.nargs
+
+
+def test_defaults_are_theirs_but_for_those_listed(theirs, ours):
+    differing = {
+        name: (action.default, ours[name].default)
+        for name, action in theirs.items()
+        if action.default != ours[name].default
+    }
+    assert differing == DEFAULTS
+
+
+def test_choices_are_theirs_and_those_listed(theirs, ours):
+    for name, action in theirs.items():
+        if name not in FREE:
+            more = CHOICES.get(name, set())
+            assert set(ours[name].choices or ()) == set(action.choices or ()) | more
+
+
+def test_every_language_of_theirs_is_known(theirs):
+    for name in theirs["language"].choices:
+        assert language_code(name) in LANGUAGES
+    with pytest.raises(OptionError):
+        language_code("klingon")
+
+
+def value(action, text):
+    """What a flag makes of a text; None if it refuses it."""
+    try:
+        read = (action.type or str)(text)
+    except (ValueError, argparse.ArgumentTypeError):
+        return None
+    return (read,) if action.choices is None or read in action.choices else None
+
+
+def test_values_mean_what_they_mean_there(theirs, ours):
+    for name, action in theirs.items():
+        if name in FREE:
+            continue
+        for text in SAMPLES:
+            assert value(ours[name], text) == value(action, text), (name, text)
+
+
+def test_every_flag_may_be_spelled_with_dashes(ours, parser):
+    for name, action in ours.items():
+        for flag in [f for f in action.option_strings if f.startswith("--")]:
+            assert flag == f"--{name}"
+            given = [] if action.nargs == 0 else [next(t for t in samples(action))]
+            dashed = flag[:2] + flag[2:].replace("_", "-")
+            expected = parser.parse_args(["a.wav", flag, *given])
+            assert parser.parse_args(["a.wav", dashed, *given]) == expected
+            if given:
+                assert parser.parse_args(["a.wav", f"{dashed}={given[0]}"]) == expected
+
+
+def samples(action):
+    """Texts that a flag takes, other than what gives its default."""
+    texts = action.choices or SAMPLES
+    return (text for text in texts if value(action, text) not in {None, (action.default,)})
+
+
+def test_a_value_keeps_its_dashes(parser):
+    args = parser.parse_args(["a-b.wav", "--initial-prompt=well-known --beam-size", "-o", "x-y"])
+    assert args.initial_prompt == "well-known --beam-size"
+    assert (args.audio, args.output_dir) == (["a-b.wav"], "x-y")

@@ -1,0 +1,272 @@
+"""Voice activity, and what a window is told: hotwords and the prefix."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from asrmask import load_audio, transcriber
+from asrmask.audio import N_SAMPLES, SAMPLE_RATE, Recording
+from asrmask.errors import OptionError
+from asrmask.tokenizer import get_tokenizer
+from asrmask.transcriber import Prompt, Settings, overlap, transcribe
+from asrmask.vad import FRAME, VadOptions, probabilities, speech_spans
+
+SLACK_S = 0.3  # silence within the clips' own ends, and the width of a word's edge
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+def silence(seconds):
+    return np.zeros(int(seconds * SAMPLE_RATE), dtype=np.float32)
+
+
+def noise(seconds):
+    return np.random.default_rng(0).normal(0, 0.003, int(seconds * SAMPLE_RATE)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def clips(samples):
+    return [load_audio(path) for path in samples]
+
+
+@pytest.fixture(scope="module")
+def gapped(clips):
+    """Noise, speech, 8 s of silence, speech, noise: samples, and (start, end) of the speech."""
+    first, second = clips[1], clips[2]
+    parts = [noise(3), first, silence(8), second, noise(3)]
+    ends = np.cumsum([len(part) for part in parts]) / SAMPLE_RATE
+    return np.concatenate(parts), [(ends[0], ends[1]), (ends[2], ends[3])]
+
+
+@pytest.fixture(scope="module")
+def long(clips):
+    """70 s of speech, silence and noise, over two borders of the pieces it is read in."""
+    parts = [noise(2), *clips, silence(3), *clips[::-1], noise(4), *clips]
+    return np.concatenate(parts)[: 70 * SAMPLE_RATE - 100]
+
+
+@pytest.fixture(scope="module")
+def silero():
+    import silero_vad
+
+    torch.set_num_threads(1)
+    return silero_vad
+
+
+@pytest.fixture
+def detector(silero):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # its own
+        return silero.load_silero_vad()
+
+
+def within(start, end, spans, slack=SLACK_S):
+    return any(a - slack <= start and end <= b + slack for a, b in spans)
+
+
+# --- where there is speech
+
+
+def test_speech_is_found_and_silence_and_noise_are_not(gapped):
+    samples, speech = gapped
+    found = speech_spans(Recording.of(samples), VadOptions(speech_pad_ms=0))
+    assert len(found) == len(speech)
+    for (start, end), (a, b) in zip(found, speech, strict=True):
+        assert (start, end) == (pytest.approx(a, abs=SLACK_S), pytest.approx(b, abs=SLACK_S))
+    padded = speech_spans(Recording.of(samples), VadOptions())
+    expected = [(start - 0.4, end + 0.4) for start, end in found]
+    np.testing.assert_allclose(padded, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"threshold": 0.8, "neg_threshold": 0.6, "speech_pad_ms": 30},
+        {"min_silence_duration_ms": 100, "min_speech_duration_ms": 250, "speech_pad_ms": 30},
+        {"min_silence_duration_ms": 300, "max_speech_duration_s": 5.0},
+    ],
+)
+def test_spans_are_silero_s_of_the_whole_recording(long, silero, detector, choices):
+    options = VadOptions(**choices)
+    theirs = silero.get_speech_timestamps(torch.from_numpy(long), detector, **vars(options))
+    assert len(theirs) > 1
+    assert speech_spans(Recording.of(long), options) == [
+        (span["start"] / SAMPLE_RATE, span["end"] / SAMPLE_RATE) for span in theirs
+    ]
+
+
+def test_probabilities_do_not_depend_on_the_pieces_that_are_read(long, detector):
+    found = probabilities(Recording.of(long))
+    assert len(long) > 2 * N_SAMPLES
+    assert len(found) == -(-len(long) // FRAME)
+    padded = np.pad(long, (0, len(found) * FRAME - len(long)))
+    with torch.no_grad():
+        whole = [detector(frame, 16_000).item() for frame in torch.from_numpy(padded).split(FRAME)]
+    np.testing.assert_allclose(found, whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_samples", [0, 1, FRAME, FRAME + 1])
+def test_recordings_of_any_length_have_probabilities(n_samples):
+    recording = Recording.of(np.zeros(n_samples, dtype=np.float32))
+    assert len(probabilities(recording)) == -(-n_samples // FRAME)
+    assert speech_spans(recording, VadOptions()) == []
+
+
+def test_the_number_of_threads_stays_as_it_was(gapped):
+    for n_threads in (1, 2):
+        torch.set_num_threads(n_threads)
+        speech_spans(Recording.of(gapped[0][:16_000]), VadOptions())
+        assert torch.get_num_threads() == n_threads
+    broken = Recording(16_000, lambda start, stop: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        probabilities(broken)
+    assert torch.get_num_threads() == n_threads
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("choices", "problem"),
+    [
+        ({"threshold": 1.5}, "threshold must be in 0..1, got 1.5"),
+        ({"threshold": float("nan")}, "threshold must be in 0..1, got nan"),
+        ({"neg_threshold": -0.1}, "neg_threshold must be in 0..1, got -0.1"),
+        ({"min_speech_duration_ms": -1}, "min_speech_duration_ms must be 0 or more, got -1"),
+        ({"min_silence_duration_ms": -1}, "min_silence_duration_ms must be 0 or more, got -1"),
+        ({"speech_pad_ms": -1}, "speech_pad_ms must be 0 or more, got -1"),
+        ({"max_speech_duration_s": 0}, "max_speech_duration_s must be above 0, got 0"),
+        ({"max_speech_duration_s": float("nan")}, "max_speech_duration_s must be above 0, got nan"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_in_one_line(choices, problem):
+    with pytest.raises(OptionError) as caught:
+        VadOptions(**choices)
+    assert str(caught.value) == problem
+    with pytest.raises(OptionError):
+        Settings(vad_filter=True, vad_parameters=choices).check()
+
+
+def test_unknown_options_are_refused_in_one_line():
+    with pytest.raises(
+        OptionError, match=r"^vad_parameters must be of threshold, .*, got \['x'\]$"
+    ):
+        Settings(vad_filter=True, vad_parameters={"x": 1}).check()
+
+
+# --- only where there is speech
+
+
+def test_only_speech_is_transcribed_and_times_are_those_of_the_recording(model, gapped):
+    samples, speech = gapped
+    result = transcribe(
+        model, samples, vad_filter=True, word_timestamps=True, temperature=0.0, language="en"
+    )
+    words = [word for segment in result.segments for word in segment.words]
+    assert all(within(word.start, word.end, speech, slack=0.5) for word in words)
+    for (a, b), text in zip(speech, ("young man", "selfish is to be"), strict=True):
+        assert text in "".join(word.word for word in words if a - 0.5 <= word.start <= b)
+    padded = speech_spans(Recording.of(samples), VadOptions())
+    for segment in result.segments:
+        assert segment.seek in [round(100 * start) for start, _ in padded]
+        assert within(segment.start, segment.end, padded, slack=0.1)
+
+
+@pytest.mark.parametrize("nothing", [silence(40), noise(40)], ids=["silence", "noise"])
+def test_a_recording_without_speech_has_no_segments(model, monkeypatch, nothing):
+    monkeypatch.setattr(transcriber, "decode_memory", lambda *given: pytest.fail("was decoded"))
+    result = transcribe(model, nothing, vad_filter=True)
+    assert (result.text, result.segments, result.language) == ("", [], "en")
+
+
+def test_clips_and_speech_give_what_lies_in_both(model, gapped):
+    samples, ((_, _), (c, d)) = gapped
+    middle = (c + d) / 2
+    asked = {"clip_timestamps": [c - 4, middle], "temperature": 0.0, "without_timestamps": True}
+    result = transcribe(model, samples, vad_filter=True, **asked)
+    (segment,) = result.segments
+    assert segment.start == pytest.approx(c - 0.4, abs=SLACK_S)
+    assert segment.end == pytest.approx(middle, abs=0.01)
+    assert "cold" in segment.text
+    assert transcribe(model, samples, vad_filter=True, clip_timestamps=[0, 2]).segments == []
+
+
+def test_overlap_is_in_order_and_without_empty_parts():
+    spans = [(0.5, 1.0), (2.0, 4.0), (6.0, 7.5)]
+    assert overlap([(0, 800)], spans) == [(50, 100), (200, 400), (600, 750)]
+    assert overlap([(75, 300)], spans) == [(75, 100), (200, 300)]
+    assert overlap([(75, 250), (250, 300)], spans) == [(75, 100), (200, 250), (250, 300)]
+    assert overlap([(100, 200), (400, 600)], spans) == []
+    assert overlap([], spans) == overlap([(0, 800)], []) == []
+
+
+# --- what a window is told
+
+
+def test_hotwords_come_before_all_else_and_leave_it_what_room_there_is():
+    prompt = Prompt([1, 2], carry=False, room=8, hotwords=[7, 8, 9])
+    assert prompt.tokens == [7, 8, 9, 1, 2]
+    for n in range(3, 12):
+        prompt.tokens_so_far.append(n)
+        said = list(range(1, n + 1))
+        assert prompt.tokens == [7, 8, 9, *said[-5:]]
+    prompt.reset()
+    assert prompt.tokens == [7, 8, 9]
+
+
+def test_hotwords_are_cut_to_the_room():
+    prompt = Prompt([1, 2], carry=False, room=4, hotwords=[5, 6, 7, 8, 9])
+    assert prompt.tokens == [5, 6, 7, 8]
+
+
+def test_hotwords_go_with_a_carried_prompt():
+    prompt = Prompt([1, 2], carry=True, room=8, hotwords=[9])
+    for n in range(3, 12):
+        prompt.tokens_so_far.append(n)
+        assert prompt.tokens == [9, 1, 2, *range(max(3, n - 4), n + 1)]
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What the decoder was told in each window: its options."""
+    seen = []
+    decode = transcriber.decode_memory
+
+    def spy(model, memory, options):
+        seen.append(options)
+        return decode(model, memory, options)
+
+    monkeypatch.setattr(transcriber, "decode_memory", spy)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def two_windows(clips):
+    """31 s."""
+    return np.concatenate([clips[0], clips[1], clips[2], clips[3], clips[4], clips[0]])
+
+
+def test_hotwords_are_told_to_every_window_and_change_the_spelling(model, clips, told):
+    hotwords = "Jon Dashwood"
+    tokens = get_tokenizer(multilingual=False).encode(f" {hotwords}")
+    samples = np.concatenate([clips[0], silence(23), clips[0]])
+    result = transcribe(model, samples, hotwords=hotwords, temperature=0.0, language="en")
+    assert len(told) > 1
+    assert all(options.prompt[: len(tokens)] == tokens for options in told)
+    assert result.text.count(hotwords) == 2
+
+
+def test_prefix_begins_the_first_window_only_and_takes_the_place_of_hotwords(
+    model, two_windows, told
+):
+    transcribe(model, two_windows, prefix="And Mister", hotwords="Dashwood", temperature=0.0)
+    assert [options.prefix for options in told] == ["And Mister", *[None] * (len(told) - 1)]
+    assert len(told) > 1
+    assert told[0].prompt == []
