@@ -77,9 +77,10 @@ def warp(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         older, newer = newer, older
     i, j = n_rows - 1, n_columns - 1
     path = []
-    while i >= 0 and j >= 0:
+    # costs that are no numbers (a single position) lead out of the matrix, as they do upstream
+    while i >= 0 or j >= 0:
         path.append((i, j))
-        step = 1 if j == 0 and i > 0 else 2 if i == 0 else int(steps[i + j, i])
+        step = 2 if i < 0 else 1 if j < 0 else int(steps[i + j, i])
         i -= step != 2
         j -= step != 1
     rows, columns = np.array(path[::-1]).T
@@ -148,7 +149,7 @@ def align(
     weights = torch.stack(heads)[:, :, : n_frames // FRAMES_PER_POSITION].softmax(dim=-1)
     rows, columns = warp(-attention_map(weights)[first:-1].double().cpu().numpy())
 
-    starts = np.diff(rows, prepend=-1).astype(bool)  # where the path comes to a new token
+    starts = np.array([True, *(np.diff(rows) != 0)])  # where the path comes to a new token
     times = columns[starts] / POSITIONS_PER_SECOND
     bounds = np.cumsum([0, *(len(group) for group in word_tokens[:-1])])
     return [
@@ -215,8 +216,8 @@ def add_words(
         while n_taken < len(text) and (timing := next(waiting, None)) is not None:
             n_taken += len(timing.tokens)
             if timing.word:
-                start = round(offset_s + timing.start, 2)
-                end = round(offset_s + timing.end, 2)
+                start = max(0.0, round(offset_s + timing.start, 2))
+                end = max(0.0, round(offset_s + timing.end, 2))
                 words.append(Word(timing.word, start, end, timing.probability))
         if words:
             _fit(segment, words, median, last_speech_s)

@@ -4,6 +4,7 @@ import doctest
 from itertools import product
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +24,13 @@ def test_path_equals_upstream(seed, n_rows, n_columns, ties):
     cost = np.random.default_rng(seed).normal(size=(n_rows, n_columns))
     if ties:
         cost = cost.round()
+    theirs = upstream.whisper().timing.dtw_cpu(cost)
+    assert np.array_equal(np.stack(warp(cost)), theirs)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 3), (2, 2)])
+def test_path_without_numbers_equals_upstream(shape):
+    cost = np.full(shape, np.nan)  # what a window of a single position gives
     theirs = upstream.whisper().timing.dtw_cpu(cost)
     assert np.array_equal(np.stack(warp(cost)), theirs)
 
