@@ -18,6 +18,15 @@ def _threads():
     torch.set_num_threads(2)
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """PyTorch on one core, for tests beside others' work."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
 @pytest.fixture(scope="session")
 def model():
     """The real tiny.en."""

@@ -12,13 +12,7 @@ from asrmask.parity import Clip, compare_languages, compare_long, first_differen
 from asrmask.tokenizer import get_tokenizer
 from asrmask.transcription import Segment, Transcription, Word
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- differences

@@ -16,12 +16,7 @@ from asrmask.vad import FRAME, VadOptions, probabilities, speech_spans
 SLACK_S = 0.3  # silence within the clips' own ends, and the width of a word's edge
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def silence(seconds):
