@@ -1,15 +1,14 @@
 """Transcriptions as files: txt, vtt, srt, tsv, json, to the byte as openai-whisper writes them."""
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from asrmask.errors import OptionError
+from asrmask.files import replacing
 
 PAUSE_S = 3.0  # a longer one ends a subtitle, where lines are counted
 
@@ -87,21 +86,8 @@ WRITERS: dict[str, Callable[[Any, TextIO, Layout], None]] = {
 
 def save(result: Any, path: Path, form: str, layout: Layout | None = None) -> None:
     """Write a transcription to a file: whole, or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".asrmask-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            WRITERS[form](result, file, layout or Layout())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with replacing(path) as file:
+        WRITERS[form](result, file, layout or Layout())
 
 
 def cues(segments: list[Any], layout: Layout) -> Iterator[tuple[float, float, str]]:
