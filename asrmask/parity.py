@@ -4,11 +4,9 @@ Three parts: clips (stages and tokens of one window), long recordings (segments,
 the whole loop), and languages (the multilingual model).
 """
 
-import csv
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import torch
 
 from asrmask import upstream
 from asrmask.audio import load_audio
-from asrmask.errors import AudioError
+from asrmask.corpus import Clip
 from asrmask.model import Whisper
 from asrmask.score import Errors, errors
 from asrmask.transcriber import transcribe
@@ -26,26 +24,6 @@ from asrmask.transcription import Transcription
 TOLERANCE = 1e-4  # of log-Mel, encoder output and logits
 NEAR = 1e-3  # a choice between logits that close may fall either way
 ROUNDS = 7
-
-
-@dataclass(frozen=True)
-class Clip:
-    path: Path
-    text: str | None = None  # what is said, if known
-    language: str = "en"
-
-
-def from_manifest(folder: Path) -> list[Clip]:
-    """The clips that a folder's manifest.tsv lists."""
-    try:
-        with (folder / "manifest.tsv").open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file, delimiter="\t"))
-    except OSError as error:
-        raise AudioError(f"{folder}: {error.strerror}, expected shared speech there") from None
-    try:
-        return [Clip(folder / row["path"], row["text"], row["lang"]) for row in rows]
-    except KeyError as error:
-        raise AudioError(f"{folder}/manifest.tsv: expected a column {error}, got none") from None
 
 
 def compare_clips(clips: Sequence[Clip], model: Whisper, other: Any) -> bool:

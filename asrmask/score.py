@@ -1,6 +1,6 @@
 """Word error rate, from counts that add up."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -54,3 +54,31 @@ def errors(reference: str, hypothesis: str) -> Errors:
 
 def total(parts: Iterable[Errors]) -> Errors:
     return sum(parts, Errors())
+
+
+def difference_interval(
+    ours: Sequence[Errors],
+    theirs: Sequence[Errors],
+    blocks: Sequence[str],
+    *,
+    n_draws: int = 10_000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """The 95 % interval of ours' WER minus theirs, by a paired bootstrap over blocks of clips.
+
+    A block is drawn with all its clips, in both: clips of one speaker do not vote separately.
+
+    ours, theirs: errors of the same clips
+    blocks:       the block that each clip belongs to: its speaker, or itself
+    """
+    import numpy as np
+
+    names = sorted(set(blocks))
+    sums = np.zeros((len(names), 3))  # errors of ours, errors of theirs, words
+    for a, b, block in zip(ours, theirs, blocks, strict=True):
+        sums[names.index(block)] += a.total, b.total, a.n_words
+    draws = np.random.default_rng(seed).integers(len(names), size=(n_draws, len(names)))
+    mine, other, n_words = sums[draws].sum(axis=1).T
+    with np.errstate(invalid="ignore"):
+        low, high = np.nanpercentile((mine - other) / n_words, [2.5, 97.5])
+    return float(low), float(high)

@@ -7,8 +7,8 @@ import torch
 
 from asrmask import Recording, Spectrogram, detect_language, parity, upstream
 from asrmask.audio import N_FRAMES
-from asrmask.errors import AudioError
-from asrmask.parity import Clip, compare_languages, compare_long, first_difference, from_manifest
+from asrmask.corpus import Clip, from_manifest
+from asrmask.parity import compare_languages, compare_long, first_difference
 from asrmask.tokenizer import get_tokenizer
 from asrmask.transcription import Segment, Transcription, Word
 
@@ -101,22 +101,6 @@ def test_one_difference_anywhere_is_the_verdict(monkeypatch, capsys):
 
 
 # --- manifests
-
-
-def test_a_manifest_lists_clips_their_text_and_language(tmp_path):
-    (tmp_path / "manifest.tsv").write_text("path\tlang\ttext\na.ogg\tde\tWörter\nb.ogg\ten\t\n")
-    assert from_manifest(tmp_path) == [
-        Clip(tmp_path / "a.ogg", "Wörter", "de"),
-        Clip(tmp_path / "b.ogg", "", "en"),
-    ]
-
-
-def test_a_manifest_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(AudioError) as caught:
-        from_manifest(tmp_path / "none")
-    assert str(caught.value) == (
-        f"{tmp_path / 'none'}: No such file or directory, expected shared speech there"
-    )
 
 
 # --- the same as openai-whisper

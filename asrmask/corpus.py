@@ -1,0 +1,195 @@
+"""Speech with transcripts: which clips a folder holds, what is said in them and by whom."""
+
+import csv
+import json
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asrmask.errors import AsrmaskError, AudioError, OptionError
+
+if TYPE_CHECKING:
+    from asrmask.audio import Recording
+
+# columns of a manifest, under the names that data sets use
+COLUMNS = {
+    "path": ("path", "audio", "audio_filepath", "file", "file_name"),
+    "text": ("text", "sentence", "transcript", "transcription", "normalized_text"),
+    "language": ("language", "lang", "locale"),
+    "speaker": ("speaker", "speaker_id", "client_id"),
+    "id": ("id", "utt_id"),
+}
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A recording and what is said in it."""
+
+    path: Path
+    text: str | None = None  # what is said, if known
+    language: str = "en"
+    speaker: str | None = None  # if known
+    id: str = ""  # default: the file's name
+    data: bytes | None = field(default=None, repr=False)  # the file's content, if it is no file
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            object.__setattr__(self, "id", self.path.stem)
+
+    def recording(self) -> "Recording":
+        from asrmask.audio import Recording
+
+        if self.data is None:
+            return Recording.open(self.path)
+        with tempfile.NamedTemporaryFile(suffix=self.path.suffix) as file:
+            file.write(self.data)
+            file.flush()
+            return Recording.open(file.name)
+
+
+def read(source: Path) -> list[Clip]:
+    """The clips of a data set: the list is empty only if the data set is.
+
+    source: a manifest (.tsv or .jsonl) or a folder with one, a folder of LibriSpeech as published,
+            or a data set of Hugging Face's, saved to disk
+    """
+    if not source.exists():
+        raise AudioError(f"{source}: no such file or folder, expected a data set")
+    if source.is_file():
+        return list(_manifest(source))
+    for name in ("manifest.tsv", "manifest.jsonl", "metadata.jsonl"):
+        if (source / name).is_file():
+            return list(_manifest(source / name))
+    if transcripts := sorted(source.rglob("*.trans.txt")):
+        return [clip for path in transcripts for clip in _librispeech(path)]
+    if (source / "state.json").is_file():
+        return list(_arrow(source))
+    if (source / "dataset_dict.json").is_file():
+        parts = ", ".join(sorted(p.parent.name for p in source.glob("*/state.json")))
+        raise OptionError(f"{source}: a data set in parts, expected one of them: {parts}")
+    raise AudioError(
+        f"{source}: expected manifest.tsv or manifest.jsonl, LibriSpeech's *.trans.txt, or a data "
+        f"set saved by Hugging Face's datasets, got none"
+    )
+
+
+def from_manifest(folder: Path) -> list[Clip]:
+    """The clips that a folder's manifest.tsv lists."""
+    return list(_manifest(folder / "manifest.tsv"))
+
+
+def _manifest(path: Path) -> Iterator[Clip]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows: Iterable[Mapping[str, Any]]
+            if path.suffix == ".jsonl":
+                rows = (json.loads(line) for line in file if line.strip())
+            elif path.suffix == ".tsv":  # a quotation mark is one: texts begin with them
+                rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            elif path.suffix == ".csv":
+                rows = csv.DictReader(file)
+            else:
+                raise OptionError(f"{path}: expected a manifest .tsv, .csv or .jsonl")
+            for number, row in enumerate(rows, start=1):
+                yield _clip(row, path.parent, f"{path}: row {number}")
+    except OSError as error:
+        raise AudioError(f"{path}: {error.strerror}, expected a manifest") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise AudioError(f"{path}: expected a manifest, got {error}") from None
+
+
+def _clip(row: Mapping[str, Any], folder: Path, place: str) -> Clip:
+    if not isinstance(row, Mapping):
+        raise AudioError(f"{place}: expected an object, got {type(row).__name__}")
+    found = {
+        name: next((str(row[key]) for key in keys if row.get(key) not in (None, "")), None)
+        for name, keys in COLUMNS.items()
+    }
+    if found["path"] is None:
+        raise AudioError(f"{place}: expected a column path, got {', '.join(map(str, row))}")
+    path = folder / found["path"]
+    return Clip(
+        path,
+        found["text"],
+        found["language"] or "en",
+        found["speaker"] or speaker_of(path.name),
+        found["id"] or "",
+    )
+
+
+def _librispeech(transcripts: Path) -> Iterator[Clip]:
+    """LibriSpeech: lines of an id and its text, with ID.flac beside them."""
+    for line in transcripts.read_text(encoding="utf-8").splitlines():
+        name, _, text = line.strip().partition(" ")
+        if name:
+            yield Clip(transcripts.parent / f"{name}.flac", text, "en", speaker_of(name))
+
+
+def _arrow(folder: Path) -> Iterator[Clip]:
+    """A data set that datasets.save_to_disk wrote: audio is {bytes, path} in a column."""
+    try:
+        import pyarrow.ipc
+    except ModuleNotFoundError:
+        raise OptionError(
+            f"{folder}: a data set of Hugging Face's needs pyarrow, got none: pip install pyarrow"
+        ) from None
+    try:
+        names = [
+            part["filename"]
+            for part in json.loads((folder / "state.json").read_text())["_data_files"]
+        ]
+        for name in names:
+            with pyarrow.memory_map(str(folder / name)) as file:
+                for batch in pyarrow.ipc.open_stream(file):
+                    for row in batch.to_pylist():
+                        audio = row.pop("audio", None) or {}
+                        path = audio.get("path") or row.get("path") or f"{len(row)}.wav"
+                        clip = _clip({**row, "path": path}, folder, str(folder / name))
+                        yield Clip(
+                            clip.path,
+                            clip.text,
+                            clip.language,
+                            clip.speaker,
+                            clip.id,
+                            audio.get("bytes"),
+                        )
+    except (OSError, KeyError, ValueError, pyarrow.ArrowInvalid) as error:
+        raise AudioError(f"{folder}: expected a data set saved to disk, got {error}") from None
+
+
+def speaker_of(name: str) -> str | None:
+    """The speaker in the names that LibriSpeech gives its files; None for other names.
+
+    >>> speaker_of("1688-142285-0000.flac")
+    '1688'
+    """
+    found = re.fullmatch(r"(\d+)-\d+-\d+", Path(name).stem)
+    return found[1] if found else None
+
+
+def check(clips: Sequence[Clip]) -> tuple[dict[str, float], dict[str, str]]:
+    """Seconds of each good clip, and what is wrong with each bad one, by id."""
+    counts = Counter(clip.id for clip in clips)
+    good: dict[str, float] = {}
+    bad: dict[str, str] = {}
+    for clip in clips:
+        if counts[clip.id] > 1:
+            bad[clip.id] = f"{counts[clip.id]} clips have this id"
+        elif not (clip.text or "").strip():
+            bad[clip.id] = "no transcript"
+        elif clip.data is None and not clip.path.is_file():
+            bad[clip.id] = f"no such file: {clip.path}"
+        else:
+            try:
+                seconds = clip.recording().duration_s
+                if seconds < 0.1:
+                    bad[clip.id] = f"too short, {seconds:.3f} s"
+                else:
+                    good[clip.id] = seconds
+            except AsrmaskError as error:
+                bad[clip.id] = str(error)
+    return good, bad
