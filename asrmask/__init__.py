@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # public name → where it lives; imported when first used, so that `import asrmask` is quick
 _HOMES = {
@@ -16,6 +16,7 @@ _HOMES = {
     "Features": "asrmask.audio",
     "ModelDimensions": "asrmask.model",
     "OptionError": "asrmask.errors",
+    "Policy": "asrmask.policy",
     "Recording": "asrmask.audio",
     "Segment": "asrmask.transcription",
     "Settings": "asrmask.transcriber",

@@ -29,18 +29,22 @@ def attend(
 
     q:    (B, H, Q, d)
     k, v: (B, H, K, d)
-    mask: bool, True = may attend, broadcastable to (B, H, Q, K); None = everything is visible
+    mask: bool, True = may attend, broadcastable to (B, H, Q, K); a float bias is added to the
+          scores instead; None = everything is visible
     returns (B, H, Q, d)
 
     With `record` the softmax is spelled out, and scores, weights (B, H, Q, K) and outputs
     (B, H, Q, d) are handed over; both ways agree to 1e-6.
     """
+    if mask is not None and mask.is_floating_point():
+        mask = mask.to(q.dtype)
     if record is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask)
     scale = q.shape[-1] ** -0.25  # on both sides, as upstream: half precision overflows less
     scores = ((q * scale) @ (k * scale).transpose(-1, -2)).float()
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
+        hidden = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if hidden else scores + mask
     weights = scores.softmax(dim=-1)
     outputs = weights.to(v.dtype) @ v
     record(place, "scores", scores)
@@ -93,6 +97,10 @@ class MultiHeadAttention(nn.Module):
                 mask = mask.repeat(1, 1, n_rows // n_clips, 1)
             out = attend(q, keys, values, mask, record=record, place=self.place)
             out = out.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)
+        return self.merged(out)
+
+    def merged(self, out: Tensor) -> Tensor:
+        """What the heads found, projected: (B, H, Q, d) → (B, Q, D)"""
         return self.out(out.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:

@@ -5,7 +5,9 @@ Padding happens in one place, `Spectrogram.window`, and its kind is named by the
 - "zero" continues the *spectrogram* with 0.0, as openai-whisper's transcribe() and faster-whisper
   do;
 - "silence" continues the *samples* with 0, as openai-whisper's decode() example, transformers and
-  whisper.cpp do. In the spectrogram that is the floor, (peak − 8 + 4) / 4, other for every clip.
+  whisper.cpp do. In the spectrogram that is the floor, (peak − 8 + 4) / 4, other for every clip;
+- "noise:DB" continues the samples with white noise of DB decibels of full scale ("noise:-40"), the
+  same noise every time.
 """
 
 import tempfile
@@ -14,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from asrmask import assets, media
 from asrmask.errors import AudioError, OptionError
+from asrmask.policy import noise_level
 
 SAMPLE_RATE = 16_000  # samples a second
 N_FFT = 400  # samples under one frame: 25 ms
@@ -35,8 +38,6 @@ FRAMES_PER_POSITION = 2  # the encoder's second convolution halves the rate: 50 
 
 SPOOL_BYTES = 32 * 2**20  # longer recordings (about 17 minutes) wait on disk, not in memory
 
-Fill = Literal["zero", "silence"]
-FILLS: tuple[Fill, ...] = ("zero", "silence")
 Array = TypeVar("Array", np.ndarray, Tensor)
 
 
@@ -178,7 +179,7 @@ class Features:
 
     mel: Tensor
     n_frames: int
-    fill: Fill = "zero"
+    fill: str = "zero"
 
     @property
     def n_positions(self) -> int:
@@ -208,15 +209,14 @@ class Spectrogram:
             for i in range(0, last, N_FRAMES)
         )
 
-    def window(self, start: int, n_frames: int, *, fill: Fill, size: int = N_FRAMES) -> Features:
+    def window(self, start: int, n_frames: int, *, fill: str, size: int = N_FRAMES) -> Features:
         """Frames start..start + n_frames, padded to `size` frames; none: all padding."""
         if not 0 <= n_frames <= size or start < 0 or start + n_frames > self.n_frames:
             raise OptionError(
                 f"frames must be 0..{size} of the recording's {self.n_frames}, "
                 f"got {start}..{start + n_frames}"
             )
-        if fill not in FILLS:
-            raise OptionError(f"fill must be one of {', '.join(FILLS)}, got {fill!r}")
+        noise_db = noise_level(fill)
         if fill == "zero" or n_frames == size:  # a full window has no padding
             frames = _scaled(self._log_power(start, start + n_frames), self.peak)
             return Features(pad_or_trim(frames, size), n_frames, fill)
@@ -224,7 +224,11 @@ class Spectrogram:
         end = self.recording.n_samples if stop == self.n_frames else stop * HOP_LENGTH
         first = start * HOP_LENGTH - N_FFT // 2
         wanted = (size - 1) * HOP_LENGTH + N_FFT
-        samples = pad_or_trim(self.recording.read(first, end), wanted)
+        heard = self.recording.read(first, end)
+        samples = pad_or_trim(heard, wanted)
+        if noise_db is not None:
+            noise = np.random.default_rng(0).standard_normal(wanted - len(heard), np.float32)
+            samples[len(heard) :] = noise * np.float32(10 ** (noise_db / 20))
         log_power = _log_power(torch.from_numpy(samples), self.n_mels, center=False)
         return Features(_scaled(log_power, self.peak), n_frames, fill)
 

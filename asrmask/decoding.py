@@ -9,12 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrmask.audio import CHUNK_LENGTH, N_FRAMES, Features
+from asrmask.audio import CHUNK_LENGTH, Features
+from asrmask.encoding import FULL, encode
 from asrmask.errors import OptionError
 from asrmask.filters import Filter, SuppressBlank, SuppressTokens, TimestampRules
 from asrmask.model import Memory, Whisper
+from asrmask.policy import POSITIONS_PER_SECOND, Policy
 from asrmask.search import Beam, Candidate, Greedy, Strategy, search
 from asrmask.tokenizer import Tokenizer, get_tokenizer
+
+# beyond these, a text that was found without all of the padding is decoded again with it
+MOST_COMPRESSION = 2.4  # as for the temperatures of the window loop
+LEAST_LOGPROB = -0.7  # stricter than theirs (−1): here a better try is at hand
+FEW_TOKENS = 5  # fewer are unsure by nature: their average is one rare word's
+LONG_REPEAT = 6  # tokens that nobody says twice in a row
+TEXT_TOKENS = 50_256  # words and marks come before the special tokens, in every vocabulary
+MOST_LATE_S = 1.0  # a text's last time after the end of the audio
 
 
 @dataclass(frozen=True)
@@ -84,24 +94,15 @@ class DecodingResult:
     temperature: float = float("nan")
     compression_ratio: float = float("nan")
     ended: bool = True  # False: the text was cut off at the most tokens it may have
+    last_time: float | None = None  # seconds, of its last timestamp
+    policy: Policy = FULL  # what the model saw of the padding
+    fallback: str | None = None  # why it was not decoded under the policy that was asked for
 
 
 def compression_ratio(text: str) -> float:
     """How many times shorter zlib makes the text: a text that repeats itself shrinks much."""
     data = text.encode()
     return len(data) / len(zlib.compress(data))
-
-
-@torch.inference_mode()
-def encode(model: Whisper, windows: Tensor | Sequence[Features]) -> Memory:
-    """What the decoder needs of a batch of windows, computed once whatever is decoded afterwards.
-
-    windows: features, or log-Mel frames (B, n_mels, 3000)
-    """
-    mel = windows if isinstance(windows, Tensor) else torch.stack([w.mel for w in windows])
-    if mel.shape[-1] != N_FRAMES:
-        raise OptionError(f"a window must be {N_FRAMES} frames, got {mel.shape[-1]}")
-    return model.decoder.remember(model.encode(mel))
 
 
 @torch.inference_mode()
@@ -123,15 +124,17 @@ def language_of(
 
 
 def detect_language(
-    model: Whisper, mel: Tensor | Features, tokenizer: Tokenizer | None = None
+    model: Whisper,
+    mel: Tensor | Features | Sequence[Features],
+    tokenizer: Tokenizer | None = None,
+    *,
+    padding: Policy | str | None = None,
 ) -> tuple[Tensor, Any]:
     """Language tokens and probabilities of a window (n_mels, 3000) or a batch of windows."""
-    if isinstance(mel, Features):
-        mel = mel.mel
+    windows, single = _batch(mel)
     if tokenizer is None:
         tokenizer = get_tokenizer(model.is_multilingual, num_languages=model.num_languages)
-    single = mel.ndim == 2
-    found = language_of(model, encode(model, mel[None] if single else mel), tokenizer)
+    found = language_of(model, encode(model, windows, _policy(padding, windows)), tokenizer)
     tokens = torch.tensor([tokenizer.language_tokens[code] for code, _ in found])
     probs = [p for _, p in found]
     return (tokens[0], probs[0]) if single else (tokens, probs)
@@ -141,23 +144,96 @@ def decode(
     model: Whisper,
     mel: Tensor | Features | Sequence[Features] | Memory,
     options: DecodingOptions | None = None,
+    *,
+    padding: Policy | str | None = None,
+    policy_fallback: bool = True,
     **overrides: Any,
 ) -> Any:
     """The result of one window, or a list of results for a batch of windows.
 
-    mel: log-Mel frames (n_mels, 3000) or (B, n_mels, 3000), Features or a list of them, or a
-         memory from `encode`
+    mel:             log-Mel frames (n_mels, 3000) or (B, n_mels, 3000), Features or a list of them,
+                     or a memory from `encode`
+    padding:         what the model may see of the padding; None: all of it, whatever its fill
+    policy_fallback: decode again with all the padding where a result runs away without it
     """
     options = replace(options or DecodingOptions(), **overrides)
     if isinstance(mel, Memory):
+        if padding is not None:
+            raise OptionError(f"padding is for windows, got {padding} with a memory, made already")
         return decode_memory(model, mel, options)
     use_precision(model, options.fp16)
-    single = isinstance(mel, Features) or (isinstance(mel, Tensor) and mel.ndim == 2)
-    windows: Any = [mel] if isinstance(mel, Features) else mel
-    if isinstance(windows, Tensor) and single:
-        windows = windows[None]
-    results = decode_memory(model, encode(model, windows), options)
+    windows, single = _batch(mel)
+    policy = _policy(padding, windows)
+    results = decode_memory(model, encode(model, windows, policy), options)
+    results = [replace(result, policy=policy) for result in results]
+    if policy_fallback and policy.kind != "full" and not isinstance(windows, Tensor):
+        reasons = {
+            i: reason
+            for i, (result, window) in enumerate(zip(results, windows, strict=True))
+            if (reason := runaway(result, window.n_positions)) is not None
+        }
+        if reasons:
+            memory = encode(model, [windows[i] for i in reasons], policy.fallback)
+            again = decode_memory(model, memory, options)
+            for (i, reason), result in zip(reasons.items(), again, strict=True):
+                results[i] = replace(result, policy=policy.fallback, fallback=reason)
     return results[0] if single else results
+
+
+def runaway(
+    result: DecodingResult,
+    n_positions: int,
+    *,
+    most_compression: float | None = MOST_COMPRESSION,
+    least_logprob: float | None = LEAST_LOGPROB,
+) -> str | None:
+    """Why a text found without all of the padding is not to be trusted; None if it is.
+
+    n_positions: of audio, in its window
+    """
+    if not result.ended:
+        return "no end"
+    compressed = most_compression is not None and result.compression_ratio > most_compression
+    if compressed or says_twice([t for t in result.tokens if t < TEXT_TOKENS]):
+        return "repetition"
+    enough = len(result.tokens) >= FEW_TOKENS
+    if least_logprob is not None and enough and result.avg_logprob < least_logprob:
+        return "unsure"
+    if result.last_time is not None:
+        late_s = result.last_time - n_positions / POSITIONS_PER_SECOND
+        return "times past the end" if late_s > MOST_LATE_S else None
+    return None
+
+
+def says_twice(tokens: Sequence[int], n_least: int = LONG_REPEAT) -> bool:
+    """Whether a stretch of n_least tokens or more is followed by itself.
+
+    >>> says_twice([7, 1, 2, 3, 1, 2, 3, 8], 3), says_twice([1, 2, 3, 8, 1, 2, 3], 3)
+    (True, False)
+    """
+    for period in range(n_least, len(tokens) // 2 + 1):
+        n_equal = 0
+        for a, b in zip(tokens, tokens[period:], strict=False):
+            n_equal = n_equal + 1 if a == b else 0
+            if n_equal == period:
+                return True
+    return False
+
+
+def _batch(mel: Tensor | Features | Sequence[Features]) -> tuple[Any, bool]:
+    """Windows as a batch, and whether they were a single one."""
+    if isinstance(mel, Features):
+        return [mel], True
+    if isinstance(mel, Tensor) and mel.ndim == 2:
+        return mel[None], True
+    return mel, False
+
+
+def _policy(padding: Policy | str | None, windows: Tensor | Sequence[Features]) -> Policy:
+    """The policy asked for; if none, `full` with the fill that the windows have."""
+    if padding is not None:
+        return Policy.parse(padding)
+    return FULL if isinstance(windows, Tensor) or not windows else Policy(fill=windows[0].fill)
 
 
 def use_precision(model: Whisper, fp16: bool) -> None:
@@ -195,7 +271,7 @@ def decode_memory(model: Whisper, memory: Memory, options: DecodingOptions) -> l
         memory,
         prompts,
         _strategy(options, tokenizer.eot),
-        _filters(model, tokenizer, options),
+        _filters(model, tokenizer, options, [memory.first_of(i) for i in range(n_clips)]),
         n_most=options.sample_len or model.dims.n_text_ctx // 2,
         probe=probe,
     )
@@ -203,21 +279,29 @@ def decode_memory(model: Whisper, memory: Memory, options: DecodingOptions) -> l
     for i, clip in enumerate(clips):
         best = _best(clip.candidates, options.length_penalty)
         text = tokenizer.decode(best.tokens).strip()
+        tokens = _from_zero(best.tokens, tokenizer.timestamp_begin, memory.first_of(i))
+        times = [t - tokenizer.timestamp_begin for t in tokens if t >= tokenizer.timestamp_begin]
         results.append(
             DecodingResult(
                 audio_features=memory.features[i],
                 language=languages[i],
                 language_probs=probs[i],
-                tokens=best.tokens,
+                tokens=tokens,
                 text=text,
                 avg_logprob=best.sum_logprob / (len(best.tokens) + 1),
                 no_speech_prob=float(clip.first_logits.softmax(dim=-1)[tokenizer.no_speech]),
                 temperature=options.temperature,
                 compression_ratio=compression_ratio(text),
                 ended=best.ended,
+                last_time=times[-1] / POSITIONS_PER_SECOND if times else None,
             )
         )
     return results
+
+
+def _from_zero(tokens: list[int], begin: int, first: int) -> list[int]:
+    """Tokens whose times count from the audio's beginning, if that lies at position `first`."""
+    return [max(begin, t - first) if t >= begin else t for t in tokens] if first else tokens
 
 
 def _opening(tokenizer: Tokenizer, options: DecodingOptions, n_ctx: int) -> list[int]:
@@ -249,7 +333,9 @@ def _strategy(options: DecodingOptions, eot: int) -> Strategy:
     return Greedy(eot, options.temperature, options.best_of or 1)
 
 
-def _filters(model: Whisper, tokenizer: Tokenizer, options: DecodingOptions) -> list[Filter]:
+def _filters(
+    model: Whisper, tokenizer: Tokenizer, options: DecodingOptions, first: list[int]
+) -> list[Filter]:
     filters: list[Filter] = []
     if options.suppress_blank:
         filters.append(SuppressBlank(tokenizer, model.device))
@@ -261,7 +347,7 @@ def _filters(model: Whisper, tokenizer: Tokenizer, options: DecodingOptions) -> 
         if options.max_initial_timestamp:
             position_s = CHUNK_LENGTH / model.dims.n_audio_ctx
             latest = round(options.max_initial_timestamp / position_s)
-        filters.append(TimestampRules(tokenizer, latest))
+        filters.append(TimestampRules(tokenizer, latest, first))
     return filters
 
 

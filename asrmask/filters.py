@@ -36,13 +36,23 @@ class SuppressTokens:
 
 
 class TimestampRules:
-    """Timestamps come first, in pairs, in order, and whenever they are likelier than any word."""
+    """Timestamps come first, in pairs, in order, and whenever they are likelier than any word.
 
-    def __init__(self, tokenizer: Tokenizer, max_initial_index: int | None):
+    max_initial_index: the latest that a text may begin, in steps after the audio's beginning
+    first:             that beginning for each clip, in steps; default: 0 for all
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_initial_index: int | None,
+        first: Sequence[int] | None = None,
+    ):
         self.begin = tokenizer.timestamp_begin
         self.eot = tokenizer.eot
         self.no_timestamps = tokenizer.no_timestamps
         self.max_initial_index = max_initial_index
+        self.first = first
 
     def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
         begin = self.begin
@@ -60,10 +70,12 @@ class TimestampRules:
                 # times never go back, and a segment lasts: only the next one's start may be equal
                 opens = last_is_time and not previous_is_time
                 row[begin : latest if opens else latest + 1] = -torch.inf
-        if not sampled[0]:
+        if not sampled[0]:  # the first step, where each clip is one row
             logits[:, :begin] = -torch.inf
-            if self.max_initial_index is not None:
-                logits[:, begin + self.max_initial_index + 1 :] = -torch.inf
+            for row, first in zip(logits, self.first or [0] * len(logits), strict=True):
+                row[begin : begin + first] = -torch.inf
+                if self.max_initial_index is not None:
+                    row[begin + first + self.max_initial_index + 1 :] = -torch.inf
         any_time = logits[:, begin:].logsumexp(dim=-1)
         best_text = logits[:, :begin].amax(dim=-1)
         for row in (any_time > best_text).nonzero().flatten().tolist():

@@ -164,6 +164,8 @@ def transcribe_one(
     for form, path in job.outputs.items():
         save(result, path, form, layout)
     say(f"{recording.duration_s:.1f} s of audio in {time.perf_counter() - begun:.1f} s")
+    if result.padding is not None:
+        say(str(result.padding))
     problems = (w for w in caught if issubclass(w.category, AudioWarning))
     return [str(warning.message) for warning in problems]
 

@@ -2,7 +2,8 @@
 
 A mask is boolean, True = may attend, and broadcasts to (B, H, Q, K): batch, heads, queries, keys.
 `None` stands for "everything is visible". `attention.attend` is the one place where a mask meets
-scores, as −inf before the softmax.
+scores, as −inf before the softmax. Where a key stands for several positions (virtual padding) the
+mask is a bias instead: log of how many, which is 0 for one and −inf for none.
 """
 
 from collections.abc import Sequence
@@ -13,20 +14,23 @@ from torch import Tensor
 from asrmask.errors import OptionError
 
 
-def padding(lengths: Sequence[int] | Tensor, n_keys: int) -> Tensor:
+def padding(lengths: Sequence[int] | Tensor, n_keys: int, *, last: bool = False) -> Tensor:
     """Each sample sees its own first `length` keys, and none of the padding behind them.
 
     lengths: (B,) ints in 1..n_keys
+    last:    its own keys are the last ones, and the padding lies before them
     returns (B, 1, 1, K) bool, for the encoder's self-attention or for cross-attention
 
     >>> padding([1, 3], 4)[:, 0, 0].int().tolist()
     [[1, 0, 0, 0], [1, 1, 1, 0]]
+    >>> padding([1, 3], 4, last=True)[:, 0, 0].int().tolist()
+    [[0, 0, 0, 1], [0, 1, 1, 1]]
     """
     lengths = torch.as_tensor(lengths)
     if lengths.numel() == 0 or int(lengths.min()) < 1 or int(lengths.max()) > n_keys:
         raise OptionError(f"lengths must be in 1..{n_keys}, got {lengths.tolist()}")
     visible = torch.arange(n_keys, device=lengths.device) < lengths[:, None]  # (B, K)
-    return visible[:, None, None, :]
+    return (visible.flip(-1) if last else visible)[:, None, None, :]
 
 
 def cross(audio_lengths: Sequence[int] | Tensor, n_positions: int) -> Tensor:
@@ -36,6 +40,20 @@ def cross(audio_lengths: Sequence[int] | Tensor, n_positions: int) -> Tensor:
     returns (B, 1, 1, T) bool
     """
     return padding(audio_lengths, n_positions)
+
+
+def counted(counts: Tensor) -> Tensor:
+    """The bias of keys that stand for several positions each: log of how many, −inf for none.
+
+    A softmax over scores and this bias gives a key the mass of `count` keys like it.
+
+    counts: (B, K), 0 or more
+    returns (B, 1, 1, K) float32
+
+    >>> counted(torch.tensor([[1, 0, 2]]))[0, 0, 0].tolist()
+    [0.0, -inf, 0.6931471824645996]
+    """
+    return counts.float().log()[:, None, None, :]
 
 
 def causal(n_queries: int, n_keys: int, device: torch.device | None = None) -> Tensor:
@@ -54,19 +72,47 @@ def causal(n_queries: int, n_keys: int, device: torch.device | None = None) -> T
     return visible.tril(diagonal=n_keys - n_queries)[None, None]
 
 
-def checked(mask: Tensor) -> Tensor:
-    """The same mask, once it is known to be boolean, 4-dimensional and without an empty row.
+def checked(mask: Tensor | None) -> Tensor | None:
+    """The same mask, once it is known to be good; None if it hides nothing.
 
-    A query that may attend to nothing has no defined result: one kernel gives zeros there and
+    Good is boolean, or a bias of float numbers and −inf, of four dimensions and without an empty
+    row. A query that may attend to nothing has no defined result: one kernel gives zeros there and
     another NaN.
     """
-    if mask.dtype != torch.bool or mask.ndim != 4:
+    if mask is None:
+        return None
+    if mask.ndim != 4 or not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise OptionError(
-            f"a mask must be bool of shape (B, H, Q, K), got {mask.dtype} of {tuple(mask.shape)}"
+            f"a mask must be bool (or a float bias) of shape (B, H, Q, K), "
+            f"got {mask.dtype} of {tuple(mask.shape)}"
         )
-    if not bool(mask.any(dim=-1).all()):
-        rows = (~mask.any(dim=-1)).nonzero().tolist()
+    visible = mask if mask.dtype == torch.bool else mask > -torch.inf
+    if not bool(visible.any(dim=-1).all()):
+        rows = (~visible.any(dim=-1)).nonzero().tolist()
         raise OptionError(
             f"a mask row must have something visible, got nothing in rows (B, H, Q) {rows[:5]}"
         )
+    if mask.dtype == torch.bool:
+        return None if bool(mask.all()) else mask
+    if not bool((mask < torch.inf).all()):  # NaN is not below it either
+        raise OptionError("a bias must be of numbers and −inf, got +inf or NaN")
     return mask
+
+
+def seen(mask: Tensor | None, n_keys: int) -> tuple[slice, Tensor | None]:
+    """The stretch of keys outside of which nobody sees any, and the mask of that stretch.
+
+    Leaving the others out changes nothing but the order of additions, and saves their time.
+
+    mask: good (see `checked`), for n_keys keys
+
+    >>> stretch, left = seen(padding([2, 3], 5), 5)
+    >>> stretch, left[:, 0, 0].int().tolist()
+    (slice(0, 3, None), [[1, 1, 0], [1, 1, 1]])
+    """
+    if mask is None:
+        return slice(0, n_keys), None
+    visible = mask if mask.dtype == torch.bool else mask > -torch.inf
+    columns = visible.flatten(0, 2).any(dim=0).nonzero()
+    stretch = slice(int(columns[0]), int(columns[-1]) + 1)
+    return stretch, checked(mask[..., stretch])

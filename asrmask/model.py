@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +84,23 @@ def gelu(x: Tensor) -> Tensor:
     return F.gelu(x) if torch.is_grad_enabled() else torch.ops.aten.gelu_(x)
 
 
+class Tail(Protocol):
+    """What stands in for padding that the encoder does not compute (virtual.py)."""
+
+    def rows(self) -> Tensor:
+        """Positions of the padding that are computed with the audio, (B, A, D), A ≥ 0."""
+        ...
+
+    def attention(
+        self, layer: int, attn: MultiHeadAttention, q: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """A layer's self-attention for the audio and those rows behind it: all (B, H, T + A, d).
+
+        returns (B, T + A, D)
+        """
+        ...
+
+
 class AudioEncoder(nn.Module):
     """Two convolutions, positions, and layers of unmasked self-attention over the window."""
 
@@ -104,29 +121,55 @@ class AudioEncoder(nn.Module):
         self.ln_post = nn.LayerNorm(n_state)
 
     def forward(
-        self, mel: Tensor, mask: Tensor | None = None, record: Recorder | None = None
+        self,
+        mel: Tensor,
+        mask: Tensor | None = None,
+        record: Recorder | None = None,
+        *,
+        positions: tuple[int, int] | None = None,
+        tail: Tail | None = None,
     ) -> Tensor:
         """Audio features of log-Mel frames.
 
-        mel:  (B, n_mels, 2T)
-        mask: (B, 1, 1, T) bool, True = may be attended to; None = everything
-        returns (B, T, D)
+        mel:       (B, n_mels, 2T)
+        mask:      (B, 1, 1, T) bool, True = may be attended to; None = everything
+        positions: (first, end) of those to compute; None: all. The others exist for nobody, but the
+                   convolutions see the frames beside the border, as they do under a mask
+        tail:      padding to attend to that is not computed, with masks of its own
+        returns (B, T, D), and the tail's rows behind them
         """
         n_mels, most = self.conv1.in_channels, 2 * self.positional_embedding.shape[0]
         if mel.ndim != 3 or mel.shape[1] != n_mels or not 0 < mel.shape[2] <= most:
             raise OptionError(
                 f"mel must be (B, {n_mels}, 1..{most} frames), got {tuple(mel.shape)}"
             )
-        if mask is not None:
-            mask = masks.checked(mask)
-        x = gelu(self.conv1(mel))
-        x = gelu(self.conv2(x)).transpose(1, 2)  # (B, T, D)
-        x = x + self.positional_embedding[: x.shape[1]]
-        for block in self.blocks:
+        stretch, mask = slice(None), masks.checked(mask)
+        if record is None:  # a record is of all keys
+            stretch, mask = masks.seen(mask, -(-mel.shape[2] // 2))
+        x = self.embed(mel, *(positions or (0, -(-mel.shape[2] // 2))))
+        if tail is not None:
+            x = torch.cat([x, tail.rows()], dim=1)
+        for i, block in enumerate(self.blocks):
             inner = block.attn_ln(x)
             q, (keys, values) = block.attn.queries(inner), block.attn.keys_values(inner)
-            x = block.feed_forward(block.attn(q, keys, values, mask, record).add_(x))
+            if tail is None:
+                keys, values = keys[:, :, stretch], values[:, :, stretch]
+                seen = block.attn(q, keys, values, mask, record)
+            else:
+                seen = tail.attention(i, block.attn, q, keys, values)
+            x = block.feed_forward(seen.add_(x))
         return self.ln_post(x)
+
+    def embed(self, mel: Tensor, first: int, end: int) -> Tensor:
+        """Positions first..end before the first layer, (B, end − first, D).
+
+        Position t reads the frames 2t − 2 … 2t + 2.
+        """
+        frames = mel[:, :, max(2 * first - 2, 0) : 2 * end + 1]
+        x = gelu(self.conv1(frames))
+        x = gelu(self.conv2(x)).transpose(1, 2)
+        skipped = 1 if first else 0  # it read beyond the cut
+        return x[:, skipped : skipped + end - first] + self.positional_embedding[first:end]
 
 
 @dataclass(frozen=True)
@@ -134,14 +177,19 @@ class Memory:
     """What the decoder attends to of a batch of clips, computed once however often it decodes.
 
     features:     (B, T, D), the encoder's output
-    keys, values: one tensor a decoder layer, (B, H, T, d)
-    mask:         (B, 1, 1, T) bool, True = may be attended to; None = everything
+    keys, values: one tensor a decoder layer, (B, H, K, d), without what is hidden from all clips,
+                  and more than T where padding is virtual
+    mask:         (B, 1, 1, K) bool, True = may be attended to; None = everything
+    first:        (B,) ints, the position code of each clip's first audio; None: 0
+    origin:       the position code of the first key
     """
 
     features: Tensor
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     mask: Tensor | None = None
+    first: Tensor | None = None
+    origin: int = 0
 
     @property
     def n_clips(self) -> int:
@@ -154,7 +202,13 @@ class Memory:
             tuple(k.index_select(0, clips) for k in self.keys),
             tuple(v.index_select(0, clips) for v in self.values),
             None if self.mask is None else self.mask.index_select(0, clips),
+            None if self.first is None else self.first.index_select(0, clips),
+            self.origin,
         )
+
+    def first_of(self, clip: int) -> int:
+        """The position code of a clip's first audio."""
+        return 0 if self.first is None else int(self.first[clip])
 
 
 class TextDecoder(nn.Module):
@@ -179,13 +233,28 @@ class TextDecoder(nn.Module):
         self.ln = nn.LayerNorm(n_state)
         self.packed = Packed()
 
-    def remember(self, features: Tensor, mask: Tensor | None = None) -> Memory:
-        """The memory of audio features (B, T, D); mask (B, 1, 1, T) hides some of them."""
+    def remember(
+        self,
+        features: Tensor,
+        mask: Tensor | None = None,
+        more: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> Memory:
+        """The memory of audio features (B, T, D).
+
+        mask: (B, 1, 1, T) bool, hides some of them
+        more: keys and values for each layer to attend to after those of the features
+        """
         pairs = [block.cross_attn.keys_values(features) for block in self.blocks]
+        if more:
+            pairs = [
+                (torch.cat([k, a], dim=2), torch.cat([v, b], dim=2))
+                for (k, v), (a, b) in zip(pairs, more, strict=True)
+            ]
+        stretch, mask = masks.seen(masks.checked(mask), pairs[0][0].shape[2])
         # contiguous: every later step reads them whole
-        keys = tuple(k.contiguous() for k, _ in pairs)
-        values = tuple(v.contiguous() for _, v in pairs)
-        return Memory(features, keys, values, None if mask is None else masks.checked(mask))
+        keys = tuple(k[:, :, stretch].contiguous() for k, _ in pairs)
+        values = tuple(v[:, :, stretch].contiguous() for _, v in pairs)
+        return Memory(features, keys, values, mask, origin=stretch.start)
 
     def cache(self, n_rows: int, capacity: int | None = None) -> KVCache:
         """An empty cache with room for `capacity` tokens of n_rows texts."""

@@ -18,22 +18,26 @@ from asrmask.audio import (
     FRAMES_PER_POSITION,
     FRAMES_PER_SECOND,
     N_FRAMES,
+    Features,
     Recording,
     Spectrogram,
 )
 from asrmask.decoding import (
+    LEAST_LOGPROB,
     DecodingOptions,
     DecodingResult,
     decode_memory,
-    encode,
     language_of,
+    runaway,
     use_precision,
 )
+from asrmask.encoding import encode
 from asrmask.errors import OptionError
 from asrmask.hallucination import judge
 from asrmask.model import Memory, Whisper
+from asrmask.policy import Policy
 from asrmask.tokenizer import get_tokenizer, language_code
-from asrmask.transcription import Segment, Transcription
+from asrmask.transcription import PaddingUse, Segment, Transcription
 from asrmask.vad import VadOptions, speech_spans
 from asrmask.words import APPEND_PUNCTUATIONS, PREPEND_PUNCTUATIONS, add_words, end_of
 
@@ -64,6 +68,14 @@ class Settings:
     vad_parameters: VadOptions | Mapping[str, Any] | None = None
     hotwords: str | None = None  # names and terms that every window is told
 
+    # asrmask's own
+    padding: Policy | str | None = None  # what the model may see of it; None: all, as upstream
+    policy_fallback: bool = True  # decode again with all the padding where a text runs away
+
+    @property
+    def policy(self) -> Policy:
+        return Policy() if self.padding is None else Policy.parse(self.padding)
+
     @property
     def temperatures(self) -> tuple[float, ...]:
         several = self.temperature
@@ -92,7 +104,7 @@ class Settings:
         if any(not 0 <= t < inf for t in self.temperatures):
             raise OptionError(f"temperature must be 0 or more, got {self.temperature}")
         self.clips(0)
-        _ = self.vad_options
+        _ = self.vad_options, self.policy
 
     @property
     def vad_options(self) -> VadOptions:
@@ -126,6 +138,8 @@ class Stream:
         if settings.vad_filter:
             self.clips = overlap(self.clips, speech_spans(recording, settings.vad_options))
         self.seek = 0
+        self.policy = settings.policy
+        self.use = PaddingUse(str(self.policy))
         self.language = self._language(options.language)
         self.options = replace(options, language=self.language)
         self.tokenizer = get_tokenizer(
@@ -145,7 +159,8 @@ class Stream:
         for _ in self._running:
             pass
         text = self.tokenizer.decode(t for segment in self.segments for t in segment.tokens)
-        return Transcription(text, self.segments, self.language)
+        use = None if self.settings.padding is None else self.use
+        return Transcription(text, self.segments, self.language, use)
 
     def _language(self, given: str | None) -> str:
         if given is not None:
@@ -153,11 +168,12 @@ class Stream:
         if not self.model.is_multilingual:
             return "en"
         # upstream reads the language from the first half minute with *silence* behind it
+        policy = self.policy.with_fill("silence") if self.policy == Policy() else self.policy
         start = self.clips[0][0] if self.settings.vad_filter and self.clips else 0
         n_frames = min(self.n_frames - start, N_FRAMES)
-        window = self.spectrogram.window(start, n_frames, fill="silence")
+        window = self.spectrogram.window(start, n_frames, fill=policy.fill)
         tokenizer = get_tokenizer(True, num_languages=self.model.num_languages)
-        return language_of(self.model, encode(self.model, [window]), tokenizer)[0][0]
+        return language_of(self.model, encode(self.model, [window], policy), tokenizer)[0][0]
 
     def _run(self) -> Iterator[Segment]:
         settings, tokenizer = self.settings, self.tokenizer
@@ -175,9 +191,8 @@ class Stream:
             while self.seek < min(clip_end, self.n_frames):
                 seek, offset_s = self.seek, self.seek / FRAMES_PER_SECOND
                 size = min(N_FRAMES, self.n_frames - seek, clip_end - seek)
-                window = self.spectrogram.window(seek, size, fill="zero")
-                memory = encode(self.model, [window])
-                result = self._decode(memory, prompt.tokens)
+                window = self.spectrogram.window(seek, size, fill=self.policy.fill)
+                memory, result = self._decode(window, prompt.tokens)
                 if self._is_silence(result):
                     self.seek = seek + size
                     continue
@@ -226,10 +241,40 @@ class Stream:
                     prompt.reset()
                 yield from found
 
-    def _decode(self, memory: Memory, prompt: list[int]) -> DecodingResult:
-        """The window's text, at the first temperature that gives a credible one."""
+    def _decode(self, window: Features, prompt: list[int]) -> tuple[Memory, DecodingResult]:
+        """The window's text, and the memory that it was read from.
+
+        Under a policy that hides padding a text that runs away is decoded again with all of it.
+        """
+        settings, policy = self.settings, self.policy
+        memory = encode(self.model, [window], policy)
+        computed_s, avoided_s = policy.padding_s(window.n_positions)
+        if policy.kind == "full" or not settings.policy_fallback:
+            self.use.add(computed_s, avoided_s)
+            return memory, replace(self._read(memory, prompt), policy=policy)
+        result = self._read(memory, prompt, settings.temperatures[:1])
+        thresholds = [settings.logprob_threshold, LEAST_LOGPROB]
+        reason = runaway(
+            result,
+            window.n_positions,
+            most_compression=settings.compression_ratio_threshold,
+            least_logprob=max(t for t in thresholds if t is not None),
+        )
+        if reason is None:
+            self.use.add(computed_s, avoided_s)
+            return memory, replace(result, policy=policy)
+        memory = encode(self.model, [window], policy.fallback)
+        again_s, _ = policy.fallback.padding_s(window.n_positions)
+        self.use.add(computed_s + again_s, 0.0, reason)
+        result = self._read(memory, prompt)
+        return memory, replace(result, policy=policy.fallback, fallback=reason)
+
+    def _read(
+        self, memory: Memory, prompt: list[int], temperatures: Sequence[float] | None = None
+    ) -> DecodingResult:
+        """The memory's text, at the first temperature that gives a credible one."""
         settings = self.settings
-        for temperature in settings.temperatures:
+        for temperature in temperatures or settings.temperatures:
             options = replace(self.options, prompt=prompt)
             if self.segments:
                 options = replace(options, prefix=None)  # it was the beginning of the first text
@@ -305,6 +350,7 @@ class Stream:
             avg_logprob=result.avg_logprob,
             compression_ratio=result.compression_ratio,
             no_speech_prob=result.no_speech_prob,
+            policy=None if self.settings.padding is None else str(result.policy),
         )
 
 

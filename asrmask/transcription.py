@@ -55,6 +55,35 @@ class Segment(Record):
     compression_ratio: float
     no_speech_prob: float
     words: list[Word] | None = None  # None: not asked for
+    policy: str | None = None  # what the model saw of the padding; None: no policy was asked for
+
+
+@dataclass(eq=False)
+class PaddingUse(Record):
+    """What became of a recording's padding under a policy."""
+
+    policy: str
+    windows: int = 0
+    fallbacks: dict[str, int] = field(default_factory=dict)  # reason → windows decoded again
+    padding_computed_s: float = 0.0  # by the encoder, when a window is decoded again too
+    padding_avoided_s: float = 0.0
+
+    def add(self, computed_s: float, avoided_s: float, reason: str | None = None) -> None:
+        """Count a window; reason: why it was decoded again, if it was."""
+        self.windows += 1
+        self.padding_computed_s = round(self.padding_computed_s + computed_s, 2)
+        self.padding_avoided_s = round(self.padding_avoided_s + avoided_s, 2)
+        if reason is not None:
+            self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+
+    def __str__(self) -> str:
+        again = ", ".join(f"{reason}: {n}" for reason, n in self.fallbacks.items())
+        return (
+            f"padding {self.policy}: {self.padding_computed_s:.1f} s of padding computed, "
+            f"{self.padding_avoided_s:.1f} s avoided; {sum(self.fallbacks.values())} of "
+            f"{self.windows} windows decoded again with all of it"
+            + (f" ({again})" if again else "")
+        )
 
 
 @dataclass(eq=False)
@@ -64,3 +93,4 @@ class Transcription(Record):
     text: str
     segments: list[Segment] = field(default_factory=list)
     language: str = "en"
+    padding: PaddingUse | None = None  # None: no policy was asked for

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from asrmask.audio import FRAMES_PER_POSITION, FRAMES_PER_SECOND
 from asrmask.model import Memory, Whisper
+from asrmask.policy import POSITIONS_PER_SECOND
 from asrmask.tokenizer import Tokenizer
 from asrmask.transcription import Segment, Word
 
-POSITIONS_PER_SECOND = FRAMES_PER_SECOND // FRAMES_PER_POSITION  # 50
 MEDIAN_WIDTH = 7  # positions
 # exchanges that bring the median of seven values to the middle: a sort would take ten times as long
 MEDIAN_NETWORK = [
@@ -146,7 +146,9 @@ def align(
 
     heads = [scores[f"decoder.{layer}.cross"][head] for layer, head in model.alignment_heads]
     # a padding mask in all but name: only positions of real audio enter the softmax
-    weights = torch.stack(heads)[:, :, : n_frames // FRAMES_PER_POSITION].softmax(dim=-1)
+    start = memory.first_of(0) - memory.origin
+    own = slice(start, start + n_frames // FRAMES_PER_POSITION)
+    weights = torch.stack(heads)[:, :, own].softmax(dim=-1)
     rows, columns = warp(-attention_map(weights)[first:-1].double().cpu().numpy())
 
     starts = np.array([True, *(np.diff(rows) != 0)])  # where the path comes to a new token

@@ -414,7 +414,9 @@ def test_silent_padding_is_silence_in_the_samples(clips):
 def test_a_full_window_has_no_padding_of_any_kind(long):
     spectrogram = Spectrogram(Recording.of(long), 80)
     for start in (0, 4_000):
-        zero, silence = (spectrogram.window(start, 3_000, fill=fill) for fill in audio.FILLS)
+        zero, silence = (
+            spectrogram.window(start, 3_000, fill=fill) for fill in ("zero", "silence")
+        )
         assert torch.equal(zero.mel, silence.mel)
 
 
@@ -441,8 +443,18 @@ def test_windows_outside_the_recording_are_refused(start, n_frames, size):
 def test_unknown_fills_are_refused():
     spectrogram = Spectrogram(Recording.of(np.ones(16_000, np.float32)), 80)
     for n_frames in (50, 100):
-        with pytest.raises(OptionError, match="fill must be one of zero, silence, got 'noise'"):
+        with pytest.raises(OptionError, match=r"fill must be zero, silence or noise:DB .*'noise'"):
             spectrogram.window(0, n_frames, fill="noise", size=100)
+
+
+def test_noise_has_its_level_and_is_the_same_every_time():
+    loud = Spectrogram(Recording.of(np.full(16_000, 0.5, np.float32)), 80)
+    quiet, again, louder = (loud.window(0, 50, fill=f"noise:{db}") for db in (-40, -40.0, -20))
+    assert torch.equal(quiet.mel, again.mel)
+    difference = (louder.mel - quiet.mel)[:, 200:]  # 20 dB are two decades of power, a quarter each
+    assert difference.mean() == pytest.approx(0.5, abs=1e-3)
+    silence = loud.window(0, 50, fill="silence")
+    assert torch.equal(quiet.mel[:, :45], silence.mel[:, :45])
 
 
 @pytest.mark.parametrize(("n_frames", "n_positions"), [(1, 1), (2, 1), (3, 2), (3_000, 1_500)])

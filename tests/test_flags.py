@@ -114,7 +114,7 @@ def test_values_mean_what_they_mean_there(theirs, ours):
 def test_every_flag_may_be_spelled_with_dashes(ours, parser):
     for name, action in ours.items():
         for flag in [f for f in action.option_strings if f.startswith("--")]:
-            assert flag == f"--{name}"
+            assert flag == f"--{name}" or flag == f"--no_{name}"
             given = [] if action.nargs == 0 else [next(t for t in samples(action))]
             dashed = flag[:2] + flag[2:].replace("_", "-")
             expected = parser.parse_args(["a.wav", flag, *given])

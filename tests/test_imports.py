@@ -11,18 +11,19 @@ PACKAGE = Path(asrmask.__file__).parent
 
 # each may import those before it
 ORDER = [
-    "errors packed assets torchaudio_import",
+    "errors packed assets torchaudio_import files",
+    "policy",
     "media tokenizer masks writers score transcription",
     "audio attention",
-    "model vad",
-    "checkpoints filters",
-    "search",
+    "model vad corpus",
+    "checkpoints filters virtual",
+    "encoding search",
     "decoding",
     "words",
     "hallucination",
     "transcriber",
     "jobs upstream",
-    "parity",
+    "parity experiments cost pictures",
     "cli",
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names.split()}
@@ -73,7 +74,7 @@ def test_public_names():
     expected = {
         "load_model available_models load_audio pad_or_trim log_mel_spectrogram DecodingOptions",
         "decode detect_language transcribe stream Settings Transcription Segment Word VadOptions",
-        "DecodingResult Features Spectrogram Recording Whisper ModelDimensions",
+        "DecodingResult Features Spectrogram Recording Whisper ModelDimensions Policy",
         "AsrmaskError AudioError CheckpointError OptionError AudioWarning",
     }
     assert set(asrmask.__all__) == set(" ".join(expected).split())
@@ -81,3 +82,10 @@ def test_public_names():
         assert getattr(asrmask, name).__name__ == name
     # a module of the same name would hide the function once it is imported
     assert not {path.stem for path in PACKAGE.iterdir()} & set(asrmask.__all__)
+
+
+def test_every_part_is_packed():
+    text = (PACKAGE.parent / "pyproject.toml").read_text()
+    folders = {path.parent.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.py")}
+    for folder in folders:
+        assert f'"{".".join(folder.parts)}",' in text, folder

@@ -12,6 +12,7 @@ from asrmask.errors import AsrmaskError, OptionError, printable
 
 COMMANDS = {
     "transcribe": "speech to text: any audio or video file, of any length",
+    "masks": "what is visible to what in a file, under a padding policy",
     "models": "the models there are, and which of them are on this machine",
 }
 

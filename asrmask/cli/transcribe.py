@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from asrmask.checkpoints.registry import DEFAULT
 from asrmask.errors import OptionError
+from asrmask.policy import ALLOWED
 from asrmask.writers import WRITERS, Layout
 
 if TYPE_CHECKING:
@@ -93,6 +94,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag("word_timestamps", "find the time of each word", type=boolean, default=False)
     flag("prepend_punctuations", "joined to the word after them", default="\"'“¿([{-")
     flag("append_punctuations", "joined to the word before", default="\"'.。,，!！?？:：”)]}、")
+
+    group = parser.add_argument_group("padding")
+    flag(
+        "padding",
+        f"what the model may see of it: {ALLOWED}; default: full, all of it, as openai-whisper",
+        metavar="POLICY",
+    )
+    group.add_argument(
+        "--no_policy_fallback",
+        dest="policy_fallback",
+        action="store_false",
+        help="keep texts that run away; default: decode them again with all of the padding",
+    )
 
     group = parser.add_argument_group("voice activity (Silero)")
     flag("vad_filter", "only where there is speech", type=boolean, default=False)

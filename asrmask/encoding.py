@@ -1,0 +1,132 @@
+"""Encoding: a batch of windows and a policy in, what the decoder attends to out.
+
+Here the policy takes effect: which positions the encoder computes, and which masks hide the rest.
+
+Where positions are hidden from everyone (mask:both, trim), so are their frames from the
+convolutions: the two frames on the hidden side of a border, which the last visible position would
+still read, are set to 0, under the mask and in the trimmed window alike. So `trim` and `mask:both`
+give the same numbers, and nothing that lies in hidden padding changes anything.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from asrmask import masks, virtual
+from asrmask.audio import FRAMES_PER_POSITION, N_FRAMES, Features
+from asrmask.errors import OptionError
+from asrmask.model import Memory, Whisper
+from asrmask.policy import N_POSITIONS, Policy
+from asrmask.virtual import Design, Layout
+
+FULL = Policy()
+BORDER = 2  # frames beyond its own that a position reads
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a policy comes to for a batch of windows.
+
+    positions:     (first, end) of those that the encoder computes
+    encoder_mask:  for the encoder's self-attention, (B, 1, 1, K); None: everything is visible
+    cross_mask:    for cross-attention, likewise
+    first:         (B,) position codes of each clip's first audio; None: 0
+    virtual:       who stands for the padding, where that is virtual
+    """
+
+    positions: tuple[int, int] = (0, N_POSITIONS)
+    encoder_mask: Tensor | None = None
+    cross_mask: Tensor | None = None
+    first: Tensor | None = None
+    virtual: Layout | None = None
+
+
+def plan(
+    policy: Policy,
+    visible: Sequence[int],
+    design: Design | None = None,
+    device: torch.device | None = None,
+) -> Plan:
+    """The plan for clips of which so many positions are audio or margin."""
+    lengths = torch.tensor(visible, device=device)
+    last = policy.positions == "last"
+    first = N_POSITIONS - lengths if last else None
+    if policy.kind == "full" or min(visible) == N_POSITIONS:
+        return Plan(first=first)
+    if policy.kind == "virtual":
+        layout = Layout(lengths, N_POSITIONS, design or Design())
+        return Plan((0, layout.n_own), layout.mask, layout.cross_mask, virtual=layout)
+    n = max(visible) if policy.kind == "trim" else N_POSITIONS
+    mask = masks.checked(masks.padding(lengths, n, last=last))
+    return Plan(
+        (N_POSITIONS - n, N_POSITIONS) if last else (0, n),
+        None if policy.kind == "mask:cross" else mask,
+        None if policy.kind == "mask:encoder" else mask,
+        first,
+    )
+
+
+@torch.inference_mode()
+def encode(
+    model: Whisper, windows: Tensor | Sequence[Features], policy: Policy | str = FULL
+) -> Memory:
+    """What the decoder needs of a batch of windows, computed once whatever is decoded afterwards.
+
+    windows: features, or log-Mel frames (B, n_mels, 3000), which only `full` can take: they do not
+             know how many of their frames are real
+    """
+    policy = Policy.parse(policy)
+    if isinstance(windows, Tensor):
+        if policy.kind != "full" or policy.positions != "first":
+            raise OptionError(
+                f"padding {policy} needs Features, which know how many frames are real, got frames"
+            )
+        mel, visible = windows, [N_POSITIONS] * len(windows)
+    else:
+        for window in windows:
+            if window.n_frames < N_FRAMES and window.fill != policy.fill:
+                raise OptionError(
+                    f"windows must be filled as the policy says, got {window.fill} with {policy}, "
+                    f"which is {policy.fill}"
+                )
+        mel = torch.stack([window.mel for window in windows])
+        visible = [policy.visible(window.n_positions) for window in windows]
+    if mel.shape[-1] != N_FRAMES:
+        raise OptionError(f"a window must be {N_FRAMES} frames, got {mel.shape[-1]}")
+    mel = mel.to(model.device, model.dtype)
+    planned = plan(policy, visible, device=model.device)
+    if planned.virtual is not None:
+        return with_bank(model, virtual.bank_of(model), mel, planned)
+    last = policy.positions == "last"
+    if last:
+        # the audio and its margin to the window's end, the padding behind them to its beginning
+        shifts = [FRAMES_PER_POSITION * (N_POSITIONS - n) for n in visible]
+        mel = torch.stack([m.roll(n, dims=-1) for m, n in zip(mel, shifts, strict=True)])
+    if policy.kind in {"mask:both", "trim"}:
+        mel = _bordered(mel, visible, last)
+    features = model.encoder(mel, planned.encoder_mask, positions=planned.positions)
+    memory = model.decoder.remember(features, planned.cross_mask)
+    return replace(memory, first=planned.first, origin=planned.positions[0] + memory.origin)
+
+
+def with_bank(model: Whisper, bank: virtual.Bank, mel: Tensor, planned: Plan) -> Memory:
+    """The memory of windows (B, n_mels, 3000) whose padding is that bank's."""
+    assert planned.virtual is not None
+    padding = virtual.Padding(bank, model.encoder, planned.virtual)
+    x = model.encoder(mel, positions=planned.positions, tail=padding)
+    features, probes = x[:, : planned.virtual.n_own], x[:, planned.virtual.n_own :]
+    return model.decoder.remember(features, planned.cross_mask, padding.cross(model, probes))
+
+
+def _bordered(mel: Tensor, visible: Sequence[int], last: bool) -> Tensor:
+    """The same frames, with zeros beside the border between what is visible and what is hidden."""
+    mel = mel.clone()
+    for frames, n in zip(mel, visible, strict=True):
+        n_frames = FRAMES_PER_POSITION * n
+        if last:
+            frames[:, max(N_FRAMES - n_frames - BORDER, 0) : N_FRAMES - n_frames] = 0
+        else:
+            frames[:, n_frames : n_frames + BORDER] = 0
+    return mel

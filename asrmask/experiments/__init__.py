@@ -1,0 +1,1 @@
+"""Experiments: what the padding does, measured."""

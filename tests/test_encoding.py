@@ -1,0 +1,257 @@
+"""Policies at work: what is equal to what, with the real model and real speech."""
+
+import doctest
+from dataclasses import replace
+
+import pytest
+import torch
+
+from asrmask import decoding, load_model, masks
+from asrmask.audio import Features, Recording, Spectrogram, load_audio
+from asrmask.corpus import from_manifest
+from asrmask.decoding import DecodingOptions, decode, detect_language, runaway
+from asrmask.encoding import encode, plan
+from asrmask.errors import OptionError
+from asrmask.policy import KINDS, Policy
+from asrmask.words import align
+
+PLACES = [
+    *KINDS,
+    "mask:both,margin=0.16,fill=silence",
+    "trim,margin=1.28",
+    "trim,fill=noise:-50",
+    "trim,margin=0.64,positions=last",
+    "mask:encoder,positions=last",
+]
+GREEDY = DecodingOptions(without_timestamps=True, language="en")
+
+
+def test_examples_in_the_docstrings():
+    assert doctest.testmod(decoding).failed == 0
+
+
+def window(path, policy="full"):
+    spectrogram = Spectrogram(Recording.open(path), 80)
+    return spectrogram.window(0, spectrogram.n_frames, fill=Policy.parse(policy).fill)
+
+
+@pytest.fixture(scope="module")
+def half_minute(samples):
+    """30 s of speech without a gap."""
+    joined = torch.cat([torch.from_numpy(load_audio(path)) for path in samples])
+    return torch.cat([joined, joined])[: 30 * 16_000]
+
+
+@pytest.fixture(scope="module")
+def exact_model():
+    """The real tiny.en in double precision, where rounding does not grow to 1e-4."""
+    return load_model("tiny.en", dtype=torch.float64)
+
+
+@torch.inference_mode()
+def logits(model, memory, record=None):
+    """Teacher-forced logits of a fixed text for each clip."""
+    tokens = torch.tensor([[50257, 50362, 843, 1770, 13, 1757]]).repeat(memory.n_clips, 1)
+    x, _ = model.decoder(tokens, memory, model.decoder.cache(*tokens.shape), record)
+    return model.decoder.logits(x)
+
+
+@pytest.mark.parametrize("text", [*KINDS, "trim,positions=last", "mask:both,fill=silence"])
+def test_thirty_seconds_of_audio_make_every_policy_a_no_op(model, half_minute, text):
+    policy = Policy.parse(text)
+    spectrogram = Spectrogram(Recording.of(half_minute), 80)
+    whole = spectrogram.window(0, 3000, fill=policy.fill)
+    mine, upstream = encode(model, [whole], policy), encode(model, whole.mel[None])
+    assert mine.mask is None
+    assert torch.equal(mine.features, upstream.features)
+    assert torch.equal(logits(model, mine), logits(model, upstream))
+    a, b = (decode(model, x, padding=p) for x, p in ((whole, policy), (whole.mel, None)))
+    assert (a.tokens, a.avg_logprob) == (b.tokens, b.avg_logprob)
+
+
+def test_a_margin_that_reaches_the_end_is_a_no_op_too(model, sample):
+    clip = window(sample)
+    mine = encode(model, [clip], "trim,margin=30")
+    assert torch.equal(mine.features, encode(model, [clip]).features)
+
+
+def test_an_all_valid_mask_changes_no_bit(model, sample):
+    mel = window(sample).mel[None]
+    everything = masks.padding([1500], 1500)
+    features = model.encode(mel)
+    assert torch.equal(model.encode(mel, everything), features)
+    a = model.decoder.remember(features, everything)
+    b = model.decoder.remember(features)
+    assert torch.equal(logits(model, a), logits(model, b))
+
+
+@pytest.mark.parametrize("margin", [0, 0.16, 1.28])
+@pytest.mark.parametrize("more", ["", ",fill=silence", ",positions=last", ",fill=noise:-40"])
+def test_trim_is_mask_both(model, exact_model, samples, margin, more):
+    for path in list(samples)[:2]:
+        trim, both = (f"{kind},margin={margin}{more}" for kind in ("trim", "mask:both"))
+        clip = window(path, trim)
+        check_equal(exact_model, clip, trim, both, 1e-9)
+        found = [decode(model, clip, GREEDY, padding=p, sample_len=30) for p in (trim, both)]
+        assert found[0].tokens == found[1].tokens
+
+
+def check_equal(model, clip, trim, both, tolerance):
+    a, b = encode(model, [clip], trim), encode(model, [clip], both)
+    seen = slice(a.origin, a.origin + a.features.shape[1])
+    assert a.features.shape[1] == Policy.parse(trim).visible(clip.n_positions)
+    assert (a.features - b.features[:, seen]).abs().max() < tolerance
+    assert (logits(model, a) - logits(model, b)).abs().max() < max(tolerance, 1e-4)
+
+
+def test_trim_is_mask_both_on_every_shared_clip(model, shared):
+    margins = (0, 0.16, 1.28)
+    for i, listed in enumerate(from_manifest(shared / "librispeech-test-other")):
+        clip = window(listed.path)
+        for margin in margins:
+            trim, both = (f"{kind},margin={margin}" for kind in ("trim", "mask:both"))
+            check_equal(model, clip, trim, both, 1e-4)
+        margin = margins[i % 3]
+        found = [
+            decode(model, clip, GREEDY, padding=f"{kind},margin={margin}", sample_len=20).tokens
+            for kind in ("trim", "mask:both")
+        ]
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("text", PLACES)
+def test_a_batch_gives_each_clip_what_it_gets_alone(model, samples, half_minute, text):
+    policy = Policy.parse(text)
+    clips = [window(path, policy) for path in samples]
+    whole = Spectrogram(Recording.of(half_minute), 80)
+    clips.insert(2, whole.window(0, 3000, fill=policy.fill))
+    together = logits(model, encode(model, clips, policy))
+    alone = torch.cat([logits(model, encode(model, [clip], policy)) for clip in clips])
+    assert (together - alone).abs().max() < 1e-4
+    for options in (GREEDY, DecodingOptions(language="en", beam_size=3)):
+        options = replace(options, sample_len=12)
+        batch = decode(model, clips, options, padding=policy)
+        singles = [decode(model, clip, options, padding=policy) for clip in clips]
+        assert [r.tokens for r in batch] == [r.tokens for r in singles]
+        assert [r.policy for r in batch] == [r.policy for r in singles]
+
+
+@pytest.mark.parametrize("text", ["mask:both", "trim", "mask:both,margin=0.3,positions=last"])
+def test_what_lies_in_hidden_padding_changes_nothing(model, sample, text):
+    clip = window(sample)
+    policy = Policy.parse(text)
+    n_visible = 2 * policy.visible(clip.n_positions)
+    garbage = clip.mel.clone()
+    garbage[:, n_visible:] = 1e4 * torch.randn(80, 3000 - n_visible)
+    before, after = (
+        encode(model, [Features(mel, clip.n_frames)], policy) for mel in (clip.mel, garbage)
+    )
+    assert (logits(model, before) - logits(model, after)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("text", ["mask:both,margin=0.3", "trim,margin=0.3", "virtual"])
+def test_what_lies_in_the_margin_changes_something(model, sample, text):
+    clip = window(sample)
+    changed = clip.mel.clone()
+    changed[:, clip.n_frames + 4 : clip.n_frames + 12] += 1
+    before, after = (
+        encode(model, [Features(mel, clip.n_frames)], text) for mel in (clip.mel, changed)
+    )
+    assert (logits(model, before) - logits(model, after)).abs().max() > 1e-3
+
+
+def test_cross_mask_leaves_the_encoder_alone_and_encoder_mask_the_decoder(model, sample):
+    clip = window(sample)
+    full, inner, cross = (encode(model, [clip], p) for p in ("full", "mask:encoder", "mask:cross"))
+    assert torch.equal(cross.features, full.features)
+    assert cross.keys[0].shape[2] == clip.n_positions
+    assert inner.keys[0].shape[2] == 1500
+    assert not torch.allclose(inner.features, full.features, atol=1e-2)
+
+
+@pytest.mark.parametrize("text", PLACES)
+def test_recorded_attention_is_the_fast_one(model, samples, text):
+    policy = Policy.parse(text)
+    memory = encode(model, [window(path, policy) for path in samples], policy)
+    seen = {}
+    recorded = logits(model, memory, lambda place, name, x: seen.__setitem__((place, name), x))
+    assert (recorded - logits(model, memory)).abs().max() < 1e-4
+    weights = seen["decoder.3.cross", "weights"]
+    assert torch.allclose(weights.sum(dim=-1), torch.ones(()), atol=1e-5)
+
+
+def test_times_and_words_count_from_the_audio_wherever_it_lies(model, sample):
+    from asrmask.tokenizer import get_tokenizer
+
+    tokenizer = get_tokenizer(False)
+    for text in ("full", "trim", "trim,positions=last", "full,positions=last", "virtual"):
+        clip = window(sample)
+        result = decode(model, clip, padding=text, policy_fallback=False)
+        times = [t - tokenizer.timestamp_begin for t in result.tokens if t >= 50363]
+        assert times
+        assert times[0] <= 50  # the text begins within a second
+        assert all(0 <= t <= clip.n_positions + 50 for t in times)
+        words = [t for t in result.tokens if t < tokenizer.eot]
+        memory = encode(model, [clip], text)
+        timings = align(model, tokenizer, words, memory, clip.n_frames)
+        assert timings[0].start < 1
+        assert 4 < timings[-1].end <= clip.n_frames / 100
+
+
+def test_a_text_that_runs_away_is_decoded_again_with_all_the_padding(model, sample):
+    clip = window(sample)
+    bare = decode(model, clip, GREEDY, padding="trim", policy_fallback=False, sample_len=3)
+    assert (str(bare.policy), bare.fallback, bare.ended) == ("trim", None, False)
+    safe = decode(model, clip, GREEDY, padding="trim", sample_len=3)
+    assert (str(safe.policy), safe.fallback) == ("full", "no end")
+    silent = window(sample, "full,fill=silence")
+    safe = decode(model, silent, GREEDY, padding="trim,fill=silence", sample_len=3)
+    assert str(safe.policy) == "full,fill=silence"
+
+
+def test_reasons_for_decoding_again(model, sample):
+    good = decode(model, window(sample), padding="virtual")
+    assert good.fallback is None
+    n = window(sample).n_positions
+    assert runaway(good, n) is None
+    assert runaway(replace(good, ended=False), n) == "no end"
+    assert runaway(replace(good, compression_ratio=2.5), n) == "repetition"
+    words = [t for t in good.tokens if t < 50256]
+    assert runaway(replace(good, tokens=words + words, compression_ratio=1.9), n) == "repetition"
+    assert runaway(replace(good, avg_logprob=-0.8), n) == "unsure"
+    assert runaway(replace(good, avg_logprob=-0.8, tokens=good.tokens[:3]), n) is None
+    assert runaway(replace(good, last_time=8.2), n) == "times past the end"
+    assert runaway(replace(good, last_time=8.0), n) is None
+
+
+def test_policies_need_to_know_how_much_is_real(model, sample):
+    clip = window(sample)
+    with pytest.raises(OptionError, match="needs Features, which know how many frames are real"):
+        decode(model, clip.mel, padding="trim")
+    with pytest.raises(OptionError, match="filled as the policy says, got zero with trim,fill=sil"):
+        decode(model, clip, padding="trim,fill=silence")
+
+
+def test_no_policy_takes_windows_as_they_are(model, sample):
+    silent = window(sample, "full,fill=silence")
+    result = decode(model, silent, GREEDY)
+    assert str(result.policy) == "full,fill=silence"
+    assert result.tokens == decode(model, silent.mel, GREEDY).tokens
+
+
+@pytest.mark.parametrize("text", ["full", "trim,margin=1.28", "virtual"])
+def test_languages_are_detected_under_a_policy(base_model, shared, text):
+    for name in ("de-000", "fr-001", "es-002"):
+        clip = window(shared / "fleurs" / f"fleurs-{name}.ogg")
+        token, probabilities = detect_language(base_model, clip, padding=text)
+        assert max(probabilities, key=probabilities.get) == name[:2]
+        assert token.ndim == 0
+
+
+def test_a_plan_says_what_is_computed():
+    assert plan(Policy("trim"), [10, 30]).positions == (0, 30)
+    assert plan(Policy("trim", positions="last"), [10, 30]).positions == (1470, 1500)
+    assert plan(Policy("mask:both"), [10, 30]).positions == (0, 1500)
+    assert plan(Policy("trim"), [30, 30]).encoder_mask is None  # equally long: nothing to hide
+    mixed = plan(Policy("trim"), [1, 3]).encoder_mask
+    assert mixed[:, 0, 0].int().tolist() == [[1, 0, 0], [1, 1, 1]]
