@@ -46,7 +46,9 @@ def twin(model: Whisper) -> Any:
 def normalizer(language: str = "en") -> Callable[[str], str]:
     """Whisper's own text normaliser for scoring: English, or the basic one."""
     module = whisper().normalizers
-    return module.EnglishTextNormalizer() if language == "en" else module.BasicTextNormalizer()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves a file open
+        return module.EnglishTextNormalizer() if language == "en" else module.BasicTextNormalizer()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,329 @@
+"""Ablations: the spec, records that survive being killed, statistics, and the page."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from asrmask.cli import main
+from asrmask.errors import OptionError
+from asrmask.experiments import report, spec, statistics
+from asrmask.experiments.records import Records, RecordsError, read
+from asrmask.experiments.spec import Cell, Decoding, Grid, Spec, Trailing
+from asrmask.policy import Policy
+
+SMALL = """
+models = ["tiny.en"]
+most_clips = 2
+batch_size = 2
+[[grid]]
+policies = ["virtual"]
+decoding = ["greedy", "greedy,fallback", "beam=2,timestamps"]
+trailing = ["none", "noise=1@-40"]
+[[grid]]
+policies = ["trim"]
+margins = [0, 1.28]
+"""
+
+
+def test_examples_in_the_docstrings():
+    import doctest
+
+    assert doctest.testmod(spec).failed == 0
+    assert doctest.testmod(statistics).failed == 0
+
+
+def test_the_factorial_and_the_controls_are_always_there():
+    cells = Spec().cells()
+    policies = {str(cell.policy) for cell in cells if cell.control == "none"}
+    assert policies == {"full", "mask:encoder", "mask:cross", "mask:both", "trim"}
+    assert {cell.control for cell in cells} == {"none", "random", "all-valid"}
+
+
+def test_grids_are_crossed_and_impossible_combinations_left_out():
+    grid = Grid(("full", "trim", "virtual"), (0.0, 1.28), ("zero", "silence"), ("first", "last"))
+    cells = grid.cells("tiny.en")
+    names = [str(cell.policy) for cell in dict.fromkeys(cells)]
+    assert names.count("full") == 1
+    assert sum(name.startswith("full") for name in names) == 4
+    assert sum(name.startswith("trim") for name in names) == 8
+    assert sum(name.startswith("virtual") for name in names) == 2
+
+
+def test_every_cell_has_its_reference():
+    for chosen in spec.PRESETS.values():
+        cells = chosen.cells()
+        assert len(cells) == len(set(cells)) == len({str(cell) for cell in cells})
+        assert {cell.reference for cell in cells} <= set(cells)
+
+
+def test_text_forms_are_read_back():
+    for text in ("greedy", "beam=5", "beam=2,timestamps,fallback", "greedy,fallback"):
+        assert str(Decoding.parse(text)) == text
+    for text in ("none", "silence=5", "noise=2.5@-40"):
+        assert str(Trailing.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("models = 3", "models must be a list"),
+        ('models = ["tiny.en"', "expected TOML"),
+        ("seed = 'x'", "seed must be of type int"),
+        ("unknown = 1", "spec must be of name, question"),
+        ("preset = 'slow'", "preset must be one of quick, standard, full"),
+        ("primary = ['trim']", "primary must be two policies"),
+        ("primary = ['virtual', 'full']", "primary must be of the cells, got 'virtual'"),
+        ("batch_size = 0", "batch_size must be 1 or more"),
+        ("[[grid]]\npolicies = ['masked']", "policies must be of full"),
+        ("[[grid]]\nmargins = ['1']", "margins must be a list of its kind, got '1'"),
+        ("[[grid]]\npolicies = ['trim']\nmargins = [40]", r"margin must be 0\.\.30"),
+        ("[[grid]]\ndecoding = ['beam']", "decoding must be greedy or beam="),
+        ("[[grid]]\ntrailing = ['hum=3']", "trailing must be none"),
+        ("[[grid]]\ncolour = ['red']", "grid must be of policies"),
+        ("grid = 3", "grid must be tables"),
+    ],
+)
+def test_a_bad_spec_is_one_line(tmp_path, text, told):
+    path = tmp_path / "spec.toml"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=told) as caught:
+        spec.read(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_spec_may_start_from_a_preset():
+    found = spec.of({"preset": "standard", "models": ["base"], "seed": 3})
+    assert found.grid == spec.PRESETS["standard"].grid
+    assert (found.models, found.seed) == (("base",), 3)
+
+
+def test_a_half_written_line_is_taken_away(tmp_path):
+    path = tmp_path / "records.jsonl"
+    records = Records(path)
+    records.append([{"cell": "a", "clip": "1"}, {"cell": "a", "clip": "2"}])
+    records.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"cell": "a", "cl')
+    assert [r["clip"] for r in read(path)] == ["1", "2"]
+    again = Records(path)
+    assert again.done == {("a", "1"), ("a", "2")}
+    again.close()
+    assert path.read_bytes() == whole
+    path.write_bytes(b"no record\n" + whole)
+    with pytest.raises(RecordsError, match="line 1: expected a record"):
+        Records(path)
+
+
+def test_holm_and_matched_pairs_by_hand():
+    assert statistics.matched_pairs([0, 0, 0]) is None
+    assert statistics.matched_pairs([3]) is None
+    # mean 1, standard deviation √2 of four: z = √2, two-sided p = 0.157
+    assert statistics.matched_pairs([0, 0, 1, 3]) == pytest.approx(0.1573, abs=1e-3)
+    assert statistics.holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
+
+
+@pytest.fixture(scope="module")
+def spec_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("spec") / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run_folder(spec_file, samples, tmp_path_factory):
+    """A small ablation, run to its end."""
+    out = tmp_path_factory.mktemp("run") / "whole"
+    folder = next(iter(samples)).parent
+    assert main(["ablate", str(folder), "--spec", str(spec_file), "--out", str(out)]) == 0
+    return out
+
+
+def stable(path):
+    """The records without what time does to them."""
+    kept = []
+    for record in read(path / "records.jsonl"):
+        kept.append({k: v for k, v in record.items() if k not in {"encoder_s", "decoder_s"}})
+    return kept
+
+
+def test_a_run_writes_all_its_files(run_folder):
+    names = {str(p.relative_to(run_folder)) for p in run_folder.rglob("*") if p.is_file()}
+    for name in ("report.html", "summary.csv", "summary.md", "records.jsonl", "run.json"):
+        assert name in names
+    for plot in ("wer_by_policy", "end_over_steps", "likelihood_by_position", "time_against_wer"):
+        assert {f"plots/tiny.en-{plot}.svg", f"plots/tiny.en-{plot}.png"} <= names
+
+
+def test_a_record_has_everything(run_folder):
+    records = stable(run_folder)
+    speech = [r for r in records if not r["clip"].startswith("control")]
+    wanted = {
+        *("cell", "clip", "spec", "asrmask", "torch", "weights_sha256", "policy", "decoding"),
+        *("trailing", "control", "text", "tokens", "errors", "avg_logprob", "no_speech_prob"),
+        *("end_logprobs", "end_ranks", "reference_logprobs", "reference_end_logprob"),
+        *("seconds", "runaway", "fallback", "ended", "compression_ratio"),
+    }
+    assert all(wanted <= set(record) for record in records)
+    for record in speech:
+        text = [t for t in record["tokens"] if t < 50256]
+        assert len(record["end_logprobs"]) == len(record["end_ranks"]) == len(text) + 1
+        assert sum(record["errors"][:2]) <= record["errors"][3]
+    full = [r for r in speech if r["cell"] == "tiny.en full"]
+    assert all(r["end_ranks"][-1] == 0 for r in full)  # greedy: it ended when that was likeliest
+    assert all(r["end_ranks"][0] > 0 for r in full)
+
+
+def test_the_teacher_forced_scores_are_those_of_the_model(run_folder, model, samples):
+    import torch
+
+    from asrmask.audio import Recording, Spectrogram
+    from asrmask.tokenizer import get_tokenizer
+
+    path, text = next(iter(samples.items()))
+    spectrogram = Spectrogram(Recording.open(path), 80)
+    mel = spectrogram.window(0, spectrogram.n_frames, fill="zero").mel[None]
+    tokenizer = get_tokenizer(False)
+    words = [*tokenizer.encode(" " + text), tokenizer.eot]
+    row = torch.tensor([[50257, 50362, *words]])
+    logprobs = model.logits(row, model.encode(mel))[0, 1:-1].log_softmax(dim=-1)
+    expected = logprobs.gather(1, torch.tensor(words)[:, None])[:, 0].tolist()
+    found = [
+        r for r in stable(run_folder) if r["cell"] == "tiny.en full" and r["clip"] == path.stem
+    ]
+    assert found[0]["reference_logprobs"] == pytest.approx(expected[:-1], abs=1e-3)
+    assert found[0]["reference_end_logprob"] == pytest.approx(expected[-1], abs=1e-3)
+
+
+def test_controls_hold(run_folder):
+    results = statistics.load(run_folder)
+    assert results.is_complete
+    found = {check.name.split(": ")[1]: check.holds for check in statistics.checks(results)}
+    assert found["an all-valid mask changes nothing"] is True
+    assert found["mask:both is trim"] is True
+    assert found["without padding every policy is a no-op"] is True
+
+
+def test_a_cell_without_records_is_no_data(run_folder, tmp_path):
+    for name in ("run.json", "records.jsonl"):
+        (tmp_path / name).write_bytes((run_folder / name).read_bytes())
+    kept = [r for r in read(run_folder / "records.jsonl") if "mask:cross" not in r["cell"]]
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
+    results = statistics.load(tmp_path)
+    empty = results.summaries[Cell("tiny.en", Policy("mask:cross"))]
+    assert empty.wer is None
+    assert empty.difference is None
+    report.write([tmp_path], tmp_path / "drawn")
+    row = next(
+        line
+        for line in (tmp_path / "drawn" / "summary.csv").read_text().splitlines()
+        if ",mask:cross," in line
+    )
+    assert "no data" in row
+    assert "so far" in (tmp_path / "drawn" / "summary.md").read_text()
+
+
+def test_the_report_is_drawn_again_from_records_and_for_several_runs(run_folder, tmp_path, capsys):
+    assert main(["report", str(run_folder), str(run_folder), "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<h1>") == 2
+    assert (tmp_path / "plots" / "2-tiny.en-wer_by_policy.svg").is_file()
+    assert main(["report", str(tmp_path / "nothing")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_page_needs_nothing_from_outside(run_folder):
+    page = (run_folder / "report.html").read_text()
+    links = re.findall(r'(?:src|href)="([^"]{0,40})', page)
+    assert links
+    assert all(link.startswith("data:") for link in links)
+    assert "url(" not in page
+    assert page.count("<audio") == 2
+    assert page.count("data:image/svg+xml") == len(report.PLOTS)
+
+
+def test_another_spec_or_a_second_run_is_refused(run_folder, spec_file, samples, tmp_path, capsys):
+    import filelock
+
+    folder = str(next(iter(samples)).parent)
+    other = tmp_path / "other.toml"
+    other.write_text(SMALL + "\n[[grid]]\npolicies = ['trim']\nmargins = [2]\n")
+    assert main(["ablate", folder, "--spec", str(other), "--out", str(run_folder)]) == 2
+    assert "holds a run with other spec hash" in capsys.readouterr().err
+    with filelock.FileLock(run_folder / ".lock"):
+        assert main(["ablate", folder, "--spec", str(spec_file), "--out", str(run_folder)]) == 2
+    assert "another run is at work" in capsys.readouterr().err
+
+
+def test_bad_clips_are_listed_before_anything_runs(samples, spec_file, tmp_path, capsys):
+    good = next(iter(samples))
+    lines = [f"{good}\tAnd Mr.", "gone.wav\tGone."]
+    (tmp_path / "manifest.tsv").write_text("path\ttext\n" + "\n".join(lines) + "\n")
+    arguments = ["ablate", str(tmp_path), "--spec", str(spec_file), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert "error: gone: no such file" in err
+    assert not (tmp_path / "out" / "records.jsonl").exists()
+
+
+def test_killed_at_twenty_points_the_records_are_the_same(run_folder, spec_file, samples, tmp_path):
+    out = tmp_path / "killed"
+    folder = next(iter(samples)).parent
+    command = [
+        *(sys.executable, "-m", "asrmask", "ablate", str(folder)),
+        *("--spec", str(spec_file), "--out", str(out), "--threads", "2"),
+    ]
+    rng = random.Random(0)
+    n_all = json.loads((run_folder / "run.json").read_text())["n_records"]
+    records = out / "records.jsonl"
+
+    def size() -> int:
+        return records.stat().st_size if records.exists() else 0
+
+    n_kills = 0
+    while n_kills < 20:
+        before = size()
+        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # kill it at any time from its start to shortly after it has added to the records
+        early = rng.random() < 0.25
+        deadline = time.monotonic() + (rng.uniform(0, 3) if early else 60)
+        while running.poll() is None and time.monotonic() < deadline and size() == before:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.05))
+        if running.poll() is not None:
+            break  # it came to its end
+        running.kill()
+        running.wait()
+        n_kills += 1
+    subprocess.run(command, check=True, capture_output=True)
+    assert n_kills >= 15
+    assert len(stable(out)) == n_all
+    assert stable(out) == stable(run_folder)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_renders_in_a_browser(run_folder, tmp_path, width):
+    from shutil import which
+
+    browser = which("chromium") or which("chromium-browser") or which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium on this machine to look at the page with")
+    picture = tmp_path / "page.png"
+    done = subprocess.run(
+        [
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+            *(f"--window-size={width},2400", f"--screenshot={picture}"),
+            (run_folder / "report.html").as_uri(),
+        ],
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert Path(picture).stat().st_size > 20_000
