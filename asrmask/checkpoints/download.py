@@ -3,6 +3,7 @@
 import hashlib
 import http.client
 import os
+import stat
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -44,9 +45,10 @@ def fetch(url: str, target: Path, sha256: str, progress: Progress | None = None)
 
 
 def _is_whole(target: Path, sha256: str) -> bool:
-    if target.exists() and not target.is_file():
-        raise CheckpointError(f"{target}: expected a file, got something else")
     try:
+        # asked once: another process may take the file away between two questions
+        if not stat.S_ISREG(target.stat().st_mode):
+            raise CheckpointError(f"{target}: expected a file, got something else")
         return sha256_of(target) == sha256
     except FileNotFoundError:
         return False
