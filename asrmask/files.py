@@ -1,7 +1,7 @@
 """Files that are written whole or not at all."""
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,18 +11,12 @@ from typing import Any
 @contextmanager
 def replacing(path: Path, *, binary: bool = False) -> Iterator[Any]:
     """A file to write that takes the place of `path` when the block ends without an error."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".asrmask-")
+    # named before it is there, so that an interruption at any point takes it away
+    temporary = path.parent / f".asrmask-{secrets.token_hex(6)}"
     try:
-        with os.fdopen(handle, "wb" if binary else "w", encoding=None if binary else "utf-8") as f:
-            yield f
-        os.chmod(temporary, 0o666 & ~_umask())
+        with temporary.open("xb" if binary else "x", encoding=None if binary else "utf-8") as file:
+            yield file
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
