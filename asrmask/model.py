@@ -1,5 +1,6 @@
 """Whisper: encoder and decoder with openai-whisper's parameter names, so its weights load as is."""
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -48,6 +49,13 @@ class ModelDimensions:
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
+
+
+def hash_weights(module: nn.Module, digest: "hashlib._Hash") -> None:
+    """Add a module's weights to a hash, as float32, whatever file or precision they came from."""
+    for name, weight in sorted(module.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(weight.float().cpu().contiguous().numpy().data)
 
 
 def sinusoids(length: int, channels: int, max_timescale: float = 10_000.0) -> Tensor:

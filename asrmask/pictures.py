@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from asrmask import masks
 from asrmask.encoding import Plan
@@ -52,12 +53,12 @@ def pictures(plan: Plan, tokens: Sequence[str]) -> list[Picture]:
     ]
 
 
-def _visible(mask: object, n_keys: int) -> np.ndarray:
+def _visible(mask: Tensor | None, n_keys: int) -> np.ndarray:
     """(n_keys,) of the first clip: 1 visible, 0 hidden."""
     if mask is None:
         return np.ones(n_keys, dtype=int)
-    row = mask[0, 0, 0, :n_keys]  # type: ignore[index]
-    return (row if row.dtype.is_floating_point is False else row > -np.inf).int().numpy()
+    row = mask[0, 0, 0, :n_keys]
+    return (row > -np.inf if row.is_floating_point() else row).int().numpy()
 
 
 def text(picture: Picture) -> str:

@@ -33,7 +33,7 @@ from asrmask.attention import MultiHeadAttention, attend
 from asrmask.audio import N_FRAMES, SAMPLE_RATE, Recording, Spectrogram, load_audio
 from asrmask.errors import AudioError
 from asrmask.files import replacing
-from asrmask.model import AudioEncoder, Whisper
+from asrmask.model import AudioEncoder, Whisper, hash_weights
 
 TAILS_S = (0.0, 0.5, 2.0, 6.0, 16.0)  # of the clips that it is averaged over, two of each length
 VERSION = "1"  # of what a bank is: another one is another file
@@ -263,9 +263,7 @@ def file_of(model: Whisper) -> Path:
     digest = hashlib.sha256(f"{VERSION} {TAILS_S}".encode())
     for path in speech():
         digest.update(path.read_bytes())
-    for name, weight in sorted(model.encoder.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.float().cpu().contiguous().numpy().data)
+    hash_weights(model.encoder, digest)
     return cache_folder() / f"padding-{digest.hexdigest()[:32]}.safetensors"
 
 

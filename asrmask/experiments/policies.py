@@ -12,7 +12,7 @@ from asrmask.audio import N_FRAMES, Features, Recording, Spectrogram
 from asrmask.corpus import Clip
 from asrmask.decoding import DecodingOptions, DecodingResult, decode_memory, runaway
 from asrmask.encoding import FULL, encode, plan, with_bank
-from asrmask.model import Whisper
+from asrmask.model import Memory, Whisper
 from asrmask.policy import Policy
 from asrmask.score import Errors, difference_interval, errors, total
 from asrmask.upstream import normalizer
@@ -73,13 +73,13 @@ class Bench:
     def is_short(self, i: int) -> bool:
         return self.spectrograms[i].recording.duration_s < SHORT_S
 
-    def decoded(self, i: int, memory: object) -> Found:
+    def decoded(self, i: int, memory: Memory) -> Found:
         clip = self.clips[i]
         options = self.options
         if self.model.is_multilingual:
             options = replace(options, language=clip.language)
         begun = time.perf_counter()
-        (result,) = decode_memory(self.model, memory, options)  # type: ignore[arg-type]
+        (result,) = decode_memory(self.model, memory, options)
         taken = time.perf_counter() - begun
         return Found(result, self.score(i, result), taken)
 

@@ -29,7 +29,7 @@ from asrmask.errors import OptionError
 from asrmask.experiments.records import Records
 from asrmask.experiments.spec import Cell, Spec, Trailing
 from asrmask.files import replacing
-from asrmask.model import Memory, Whisper
+from asrmask.model import Memory, Whisper, hash_weights
 from asrmask.policy import N_POSITIONS, Policy
 from asrmask.score import errors
 from asrmask.tokenizer import Tokenizer, get_tokenizer
@@ -90,9 +90,13 @@ def with_trailing(sound: Sound, trailing: Trailing, seed: int) -> np.ndarray:
     n = round(trailing.seconds * SAMPLE_RATE)
     if trailing.noise_db is None:
         return np.pad(samples, (0, n))
+    return np.concatenate([samples, _noise(_rng(sound, seed), n, trailing.noise_db)])
+
+
+def _rng(sound: Sound, seed: int) -> np.random.Generator:
+    """Random numbers of a clip's own, the same in every run."""
     digest = hashlib.sha256(f"{seed} {sound.id}".encode()).digest()
-    rng = np.random.default_rng(int.from_bytes(digest[:8], "big"))
-    return np.concatenate([samples, _noise(rng, n, trailing.noise_db)])
+    return np.random.default_rng(int.from_bytes(digest[:8], "big"))
 
 
 @dataclass(frozen=True)
@@ -160,10 +164,9 @@ class Batch:
         visible = torch.ones(len(windows), N_POSITIONS, dtype=torch.bool)
         if control == "random":
             for i, (window, sound) in enumerate(zip(windows, self.sounds, strict=True)):
-                digest = hashlib.sha256(f"{self.spec.seed} {sound.id}".encode()).digest()
-                rng = np.random.default_rng(int.from_bytes(digest[:8], "big"))
                 n_hidden = N_POSITIONS - max(window.n_positions, 1)
-                visible[i, rng.choice(N_POSITIONS, n_hidden, replace=False)] = False
+                hidden = _rng(sound, self.spec.seed).choice(N_POSITIONS, n_hidden, replace=False)
+                visible[i, hidden] = False
         mask = masks.checked(visible[:, None, None].to(self.model.device))
         mel = torch.stack([window.mel for window in windows])
         return self.model.decoder.remember(self.model.encode(mel, mask), mask)
@@ -277,15 +280,6 @@ def shared(cell: Cell) -> tuple[str, Policy, Trailing, str]:
     return cell.model, cell.policy, cell.trailing, cell.control
 
 
-def weights_sha256(model: Whisper) -> str:
-    """The hash of all weights, whatever file they came from."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.float().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
-
-
 def batches(sounds: Sequence[Sound], size: int) -> list[list[Sound]]:
     """Clips of one language and similar length together."""
     order = sorted(sounds, key=lambda s: (s.kind, s.language, s.seconds, s.id))
@@ -356,7 +350,8 @@ def run(
             if all(_is_done(records, cell, batch) for cell in mine for batch in todo):
                 continue
             model = load_model(name, download_root=model_dir)
-            sha256 = weights_sha256(model)
+            digest = hashlib.sha256()
+            hash_weights(model, digest)
             for members in todo:
                 batch = Batch(model, members, spec)
                 for cell in mine:
@@ -368,7 +363,7 @@ def run(
                             "clip": sound.id,
                             "spec": spec.hash,
                             **versions(),
-                            "weights_sha256": sha256,
+                            "weights_sha256": digest.hexdigest(),
                             "model": cell.model,
                             "policy": str(cell.policy),
                             "decoding": str(cell.decoding),

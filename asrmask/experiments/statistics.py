@@ -8,18 +8,18 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from asrmask.decoding import MOST_COMPRESSION
 from asrmask.experiments.records import RecordsError, read
 from asrmask.experiments.spec import Cell, Decoding, Spec, Trailing, of
 from asrmask.policy import Policy
 from asrmask.score import Errors, difference_interval, total
 
-REPEATED = 2.4  # compression above which a text repeats itself
 N_DRAWS = 10_000
 
 
@@ -133,7 +133,7 @@ def summed(results: Results, cell: Cell) -> Summary:
         runaways=sum(record["runaway"] is not None for record in speech),
         no_end=sum(not record["ended"] for record in speech),
         fallbacks=sum(record["fallback"] for record in speech),
-        repeated=_mean([record["compression_ratio"] > REPEATED for record in speech]),
+        repeated=_mean([record["compression_ratio"] > MOST_COMPRESSION for record in speech]),
         invented=_mean([bool(record["text"].strip()) for record in nothing]),
         reference_nll=None if not logprobs else -sum(logprobs) / len(logprobs),
         end_probability=_mean(ends),
@@ -202,8 +202,6 @@ def holm(ps: dict[Any, float]) -> dict[Any, float]:
 def _corrected(
     summaries: dict[Cell, Summary], compared: dict[Cell, Difference | None]
 ) -> dict[Cell, Summary]:
-    from dataclasses import replace
-
     ps = {cell: d.p for cell, d in compared.items() if d is not None and d.p is not None}
     by_holm = holm(ps)
     done = {}
