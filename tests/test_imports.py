@@ -23,7 +23,7 @@ ORDER = [
     "hallucination",
     "transcriber",
     "jobs upstream",
-    "parity experiments cost pictures",
+    "parity experiments cost pictures systems",
     "cli",
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names.split()}

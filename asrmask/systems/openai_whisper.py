@@ -1,0 +1,54 @@
+"""openai-whisper, with its Python defaults."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asrmask.systems import Decoding, Heard, Piece, System
+
+
+def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str | None) -> System:
+    import torch
+
+    from asrmask.checkpoints import load_model
+    from asrmask.upstream import twin
+
+    torch.set_num_threads(threads)
+    return OpenaiWhisper(twin(load_model(weights, "cpu", model_dir)))
+
+
+class OpenaiWhisper(System):
+    def __init__(self, model: Any):
+        super().__init__()
+        from asrmask import upstream
+
+        self.model = model
+        self._transcribe = upstream.whisper().transcribe
+
+    def watch(self) -> None:
+        super().watch()
+        # the module of that name is hidden behind the function of that name
+        loop = self._transcribe.__globals__
+        loop["log_mel_spectrogram"] = self.timer.timed("spectrogram", loop["log_mel_spectrogram"])
+        for part in ("encoder", "decoder"):
+            self.timer.watch(getattr(self.model, part), "forward", part)
+
+    def transcribe(self, path: Path, decoding: Decoding) -> Heard:
+        found = self._transcribe(
+            self.model,
+            self.load_audio(path),
+            fp16=False,
+            beam_size=decoding.beam_size,
+            language=decoding.language,
+            task=decoding.task,
+            word_timestamps=decoding.word_timestamps,
+        )
+        words = None
+        if decoding.word_timestamps:
+            words = [
+                Piece(float(word["start"]), float(word["end"]), word["word"])
+                for segment in found["segments"]
+                for word in segment.get("words", [])
+            ]
+        segments = [Piece(float(s["start"]), float(s["end"]), s["text"]) for s in found["segments"]]
+        return Heard(found["text"], segments, words, found["language"])

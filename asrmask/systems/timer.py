@@ -1,0 +1,48 @@
+"""Where the time goes: parts of a system, timed from outside."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+PARTS = ("audio", "spectrogram", "encoder", "decoder")
+
+
+class Timer:
+    """Seconds spent in each part; those of a part within another count for the inner one."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._within: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self._settle()
+        self._within.append(name)
+        try:
+            yield
+        finally:
+            self._settle()
+            self._within.pop()
+
+    def _settle(self) -> None:
+        now = time.perf_counter()
+        if self._within:
+            self.seconds[self._within[-1]] += now - self._since
+        self._since = now
+
+    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, its time counted."""
+
+        @wraps(call)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with self.part(name):
+                return call(*args, **kwargs)
+
+        return wrapper
+
+    def watch(self, owner: Any, method: str, name: str) -> None:
+        """Count the time of a method (or a module's function) from now on."""
+        setattr(owner, method, self.timed(name, getattr(owner, method)))

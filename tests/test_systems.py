@@ -1,0 +1,141 @@
+"""Other systems: their names and settings, their weights, and that they hear the same speech."""
+
+import io
+import struct
+import time
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from asrmask import systems
+from asrmask.checkpoints import read
+from asrmask.errors import OptionError
+from asrmask.score import errors
+from asrmask.systems import Decoding, Named, weights
+from asrmask.systems.timer import Timer
+from asrmask.upstream import normalizer
+
+# ------------------------------------------------------------------ names and settings
+
+
+def test_settings_are_read_and_written_alike():
+    named = Named.parse("faster-whisper:int8,batch=8")
+    assert named == Named("faster-whisper", {"compute_type": "int8", "batch": "8"})
+    assert Named.parse(str(named)) == named
+    assert str(Named.parse("openai-whisper")) == "openai-whisper"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("whisperx", "a system must be one of"),
+        ("openai-whisper:int8", "settings of openai-whisper must be of none, got 'int8'"),
+        ("faster-whisper:threads=3", "settings of faster-whisper must be of compute_type="),
+        ("faster-whisper:batch=", "got 'batch='"),
+    ],
+)
+def test_wrong_names_and_settings_are_told(text, told):
+    with pytest.raises(OptionError, match=told):
+        Named.parse(text)
+
+
+def test_values_of_settings_are_checked():
+    with pytest.raises(OptionError, match="batch must be a whole number, 1 or more, got '0'"):
+        systems.whole_number({"batch": "0"}, "batch", 1)
+    with pytest.raises(OptionError, match="weights must be one of f16, q8_0, q5_0, got 'q4'"):
+        systems.one_of({"weights": "q4"}, "weights", weights.FORMS)
+
+
+def test_a_missing_package_is_told_with_the_way_to_install_it(monkeypatch):
+    monkeypatch.setattr(systems, "find_spec", lambda name: None)
+    with pytest.raises(OptionError, match="needs the package pywhispercpp, got none: pip install"):
+        Named.parse("whisper.cpp").check()
+
+
+# ------------------------------------------------------------------ weights
+
+
+def test_q8_0_has_a_scale_and_32_numbers_a_block():
+    values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    packed = np.frombuffer(weights.ENCODERS[8](values), dtype=[("d", "<f2"), ("q", "i1", 32)])
+    assert len(packed) == 8
+    back = packed["d"].astype(np.float32)[:, None] * packed["q"]
+    largest = np.abs(values.reshape(-1, 32)).max(axis=1, keepdims=True)
+    assert (np.abs(back - values.reshape(-1, 32)) <= 0.51 * largest / 127 + 1e-3 * largest).all()
+
+
+def test_q5_0_has_a_scale_a_fifth_bit_and_half_a_byte_a_number():
+    values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    form = [("d", "<f2"), ("high", "<u4"), ("low", "u1", 16)]
+    packed = np.frombuffer(weights.ENCODERS[6](values), dtype=form)
+    back = np.empty((8, 32), np.float32)
+    for i, block in enumerate(packed):
+        for j in range(32):
+            low = block["low"][j % 16] >> (4 if j >= 16 else 0) & 15
+            number = int(low) | (int(block["high"]) >> j & 1) << 4
+            back[i, j] = np.float32(block["d"]) * (number - 16)
+    largest = np.abs(values.reshape(-1, 32)).max(axis=1, keepdims=True)
+    assert (np.abs(back - values.reshape(-1, 32)) <= 1.01 * largest / 16).all()
+
+
+def test_a_block_of_zeros_stays_zero():
+    zeros = np.zeros((1, 32), np.float32)
+    assert weights.ENCODERS[8](zeros) == bytes(34)
+    assert np.frombuffer(weights.ENCODERS[6](zeros)[:2], "<f2") == 0
+
+
+def test_a_ggml_file_begins_with_the_model_and_has_every_weight():
+    _, checkpoint = read("tiny.en")
+    file = io.BytesIO()
+    weights.write_ggml(file, checkpoint, "f16")
+    data = file.getvalue()
+    dims = checkpoint.dims
+    assert struct.unpack_from("<3i", data) == (0x67676D6C, dims.n_vocab, dims.n_audio_ctx)
+    assert struct.unpack_from("<3i", data, 44) == (1, dims.n_mels, 201)
+    assert all(name.encode() in data for name in checkpoint.weights)
+
+
+# ------------------------------------------------------------------ speech
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "asrmask",
+        "openai-whisper",
+        "faster-whisper:int8",
+        "faster-whisper:int8,batch=4",
+        "whisper.cpp",
+        "whisper.cpp:q8_0",
+        "whisper.cpp:q5_0",
+        "transformers",
+    ],
+)
+def test_every_system_hears_the_same_speech(text, samples, sample, tmp_path):
+    named = Named.parse(text)
+    kind = systems.KINDS[named.name]
+    if find_spec(kind.package) is None:
+        pytest.skip(f"{kind.install} is not installed")
+    system = systems.load(named, systems.prepare(named, "tiny.en", tmp_path), threads=2)
+    heard = system.transcribe(sample, Decoding(language="en"))
+    normalise = normalizer("en")
+    assert errors(normalise(samples[sample]), normalise(heard.text)).wer < 0.2
+    assert heard.segments
+    times = [time for piece in heard.segments for time in (piece.start, piece.end)]
+    assert times == sorted(times)
+    assert all(type(time) is float for time in times)
+    assert system.transcribe_all([sample], Decoding(language="en")) == [heard]
+
+
+# ------------------------------------------------------------------ parts
+
+
+def test_a_part_within_another_counts_once():
+    timer = Timer()
+    with timer.part("decoder"):
+        time.sleep(0.02)
+        with timer.part("encoder"):
+            time.sleep(0.05)
+    assert timer.seconds["encoder"] >= 0.05
+    assert 0.02 <= timer.seconds["decoder"] < timer.seconds["encoder"]
