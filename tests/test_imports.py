@@ -11,7 +11,7 @@ PACKAGE = Path(asrmask.__file__).parent
 
 # each may import those before it
 ORDER = [
-    "errors packed assets torchaudio_import files",
+    "errors packed assets torchaudio_import files page",
     "policy",
     "media tokenizer masks writers score transcription",
     "audio attention",
@@ -24,6 +24,7 @@ ORDER = [
     "transcriber",
     "jobs upstream",
     "parity experiments cost pictures systems",
+    "bench",
     "cli",
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names.split()}

@@ -22,7 +22,8 @@ from asrmask.upstream import normalizer
 def test_settings_are_read_and_written_alike():
     named = Named.parse("faster-whisper:int8,batch=8")
     assert named == Named("faster-whisper", {"compute_type": "int8", "batch": "8"})
-    assert Named.parse(str(named)) == named
+    assert str(named) == "faster-whisper:int8,batch=8"
+    assert Named.parse("faster-whisper:compute_type=int8,batch=8") == named
     assert str(Named.parse("openai-whisper")) == "openai-whisper"
 
 

@@ -127,7 +127,7 @@ class Named:
     @classmethod
     def parse(cls, text: str) -> "Named":
         """
-        >>> Named.parse("faster-whisper:compute_type=int8,batch=8").options
+        >>> Named.parse("faster-whisper:int8,batch=8").options
         {'compute_type': 'int8', 'batch': '8'}
         """
         name, _, rest = text.partition(":")
@@ -146,7 +146,8 @@ class Named:
         return cls(name, options)
 
     def __str__(self) -> str:
-        settings = ",".join(f"{key}={value}" for key, value in self.options.items())
+        first = next(iter(KINDS[self.name].options), None)
+        settings = ",".join(v if k == first else f"{k}={v}" for k, v in self.options.items())
         return f"{self.name}:{settings}" if settings else self.name
 
     def check(self) -> None:
