@@ -11,7 +11,7 @@ PACKAGE = Path(asrmask.__file__).parent
 
 # each may import those before it
 ORDER = [
-    "errors packed assets torchaudio_import files",
+    "errors packed assets torchaudio_import files pages",
     "policy",
     "media tokenizer masks writers score transcription",
     "audio attention",

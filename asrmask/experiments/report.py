@@ -22,6 +22,7 @@ from asrmask.experiments.statistics import (
     load,
 )
 from asrmask.files import replacing
+from asrmask.pages import rendered
 from asrmask.policy import Policy
 from asrmask.upstream import normalizer
 
@@ -265,10 +266,6 @@ def audio_of(about: dict[str, Any]) -> str | None:
 
 def page(runs: Sequence[Results]) -> str:
     """The whole report as one page that needs nothing else."""
-    import jinja2
-
-    template = (Path(__file__).parent / "report.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     sections = []
     for results in runs:
         plots = []
@@ -289,7 +286,8 @@ def page(runs: Sequence[Results]) -> str:
                 "n_clips": sum(c["kind"] == "speech" for c in results.about["clips"].values()),
             }
         )
-    return environment.from_string(template).render(
+    return rendered(
+        Path(__file__).parent / "report.html.j2",
         sections=sections,
         names=SHOWN,
         value_of=value_of,
