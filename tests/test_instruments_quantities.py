@@ -204,7 +204,7 @@ def heard(model, sample):
     spectrogram = Spectrogram(Recording.open(sample), model.dims.n_mels)
     window = spectrogram.window(0, spectrogram.n_frames, fill="zero")
     result = decode(model, window, without_timestamps=True)
-    return window, Text((50257, 50362), tuple(result.tokens), 50256)
+    return window, Text((50257, 50362), tuple(result.tokens), 50256, 50363)
 
 
 def test_the_share_of_padding_is_what_a_head_without_it_lacks(model, heard):

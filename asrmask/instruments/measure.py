@@ -4,7 +4,7 @@ The text is teacher-forced, so that two policies are compared on the same querie
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,13 +27,19 @@ class Text:
     """A text as the decoder is given it.
 
     opening: the tokens before it: previous text, start of transcript, …
-    tokens:  its own, without the end
-    end:     the end token
+    tokens:  its own, without the end; times count from the audio's beginning
+    end:     the end token; those from `times` on are times
     """
 
     opening: tuple[int, ...]
     tokens: tuple[int, ...]
     end: int
+    times: int
+
+    def shifted(self, first: int) -> "Text":
+        """The same for audio that begins at another position: times are told by position."""
+        moved = tuple(t + first if t >= self.times else t for t in self.tokens)
+        return replace(self, tokens=moved)
 
     def row(self, n_most: int) -> torch.Tensor:
         """(1, Q): what fits of it."""
@@ -41,8 +47,11 @@ class Text:
 
     def queries(self, n_most: int) -> torch.Tensor:
         """(1, Q) bool: the positions that predict its tokens and its end."""
-        n = min(len(self.opening) + len(self.tokens), n_most)
-        return (torch.arange(n) >= len(self.opening) - 1)[None]
+        return (torch.arange(self.n_queries(n_most)) >= len(self.opening) - 1)[None]
+
+    def n_queries(self, n_most: int) -> int:
+        """How many tokens fit, with the opening."""
+        return min(len(self.opening) + len(self.tokens), n_most)
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,7 @@ def read(
     """The decoder's pass over a text, measured: of a memory of one window."""
     ground = of_memory(memory, [n_positions], None if speech is None else [speech])
     n_ctx = model.dims.n_text_ctx
+    text = text.shifted(memory.first_of(0))
     row, queries = text.row(n_ctx).to(model.device), text.queries(n_ctx).to(model.device)
     scopes = {"decoder.self": Scope(queries), "decoder.cross": Scope(queries, ground)}
     meter = Meter(Own(model), scopes, text.end)
