@@ -19,6 +19,7 @@ from asrmask.encoding import encode
 from asrmask.errors import AudioError, OptionError
 from asrmask.instruments.aggregate import everything, positions, spans
 from asrmask.instruments.diagnosis import by_span, segment_spans, text_of, tokenizer_of
+from asrmask.instruments.ground import Spans, spoken
 from asrmask.instruments.measure import Measurement, Text, measure
 from asrmask.instruments.online import Moments, Tally
 from asrmask.instruments.quantities import QUANTITIES, expected, kind_of
@@ -29,12 +30,9 @@ from asrmask.policy import POSITIONS_PER_SECOND, Policy
 from asrmask.tokenizer import Tokenizer
 from asrmask.transcriber import Heard, Settings, Stream
 from asrmask.transcription import Segment, Word
-from asrmask.vad import VadOptions, speech_spans
 
 N_SHOWN = 12  # windows that are drawn; numbers are kept of all
 N_BINS = 10  # of places from a clip's or text's beginning to its end
-# as Silero's own defaults: pauses between words' groups are not speech
-SPEECH = VadOptions(min_silence_duration_ms=100, speech_pad_ms=30)
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,7 @@ class Inspection:
             raise AudioError(
                 f"{name}: pure silence, got {recording.n_samples} zeros, expected speech"
             )
-        speech = speech_spans(recording, SPEECH)
+        speech = spoken(recording)
         settings = Settings(
             temperature=0.0,
             no_speech_threshold=None,
@@ -183,9 +181,7 @@ class Inspection:
             pass
         self.files.append(file)
 
-    def _window(
-        self, file: str, number: int, heard: Heard, speech: list[tuple[float, float]]
-    ) -> None:
+    def _window(self, file: str, number: int, heard: Heard, speech: Spans) -> None:
         text = text_of(self.model, heard)
         start_s = heard.seek / FRAMES_PER_SECOND
         spoken = [(a - start_s, b - start_s) for a, b in speech]

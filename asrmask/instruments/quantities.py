@@ -33,6 +33,7 @@ logit say nothing about a probability by themselves: other tokens' logits move t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,6 +83,29 @@ def kind_of(place: str) -> str:
 def expected(dims: ModelDimensions) -> list[tuple[str, str]]:
     """Every place and quantity that a whole measurement has."""
     return [(p, quantity) for p in attention_places(dims) for quantity in DEFINED[kind_of(p)]]
+
+
+def nested(values: Mapping[tuple[str, str], np.ndarray]) -> dict[str, Any]:
+    """One sample's values as plain lists, for JSON: kind → quantity → layers of heads.
+
+    None where there is no data.
+    """
+    found: dict[str, Any] = {}
+    for (place, quantity), row in values.items():
+        heads = [None if np.isnan(x) else round(float(x), 6) for x in row[0]]
+        found.setdefault(kind_of(place), {}).setdefault(quantity, []).append(heads)
+    return found
+
+
+def flat(found: Mapping[str, Any]) -> dict[tuple[str, str], np.ndarray]:
+    """The values that `nested` made lists of: (place, quantity) → (1, H)"""
+    values = {}
+    for kind, quantities in found.items():
+        part, what = kind.split(".")
+        for quantity, layers in quantities.items():
+            for i, heads in enumerate(layers):
+                values[f"{part}.{i}.{what}", quantity] = np.array([heads], dtype=float)
+    return values
 
 
 @dataclass(frozen=True)
