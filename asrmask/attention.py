@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-# Called with a place ("decoder.2.cross"), a quantity ("scores", "weights" or "outputs") and the
-# tensor itself.
+# Called with a place ("decoder.2.cross"), a quantity ("scores", "weights", "values", "outputs", or
+# "residual" at the place of a layer) and the tensor itself. All places and their shapes are listed
+# in instruments/recording.py. "values" may be memory that the next layer writes to: copy to keep.
 Recorder = Callable[[str, str, Tensor], None]
 
 
@@ -33,8 +34,8 @@ def attend(
           scores instead; None = everything is visible
     returns (B, H, Q, d)
 
-    With `record` the softmax is spelled out, and scores, weights (B, H, Q, K) and outputs
-    (B, H, Q, d) are handed over; both ways agree to 1e-6.
+    With `record` the softmax is spelled out, and scores, weights (B, H, Q, K), values (B, H, K, d)
+    and outputs (B, H, Q, d) are handed over; both ways agree to 1e-6.
     """
     if mask is not None and mask.is_floating_point():
         mask = mask.to(q.dtype)
@@ -49,6 +50,7 @@ def attend(
     outputs = weights.to(v.dtype) @ v
     record(place, "scores", scores)
     record(place, "weights", weights)
+    record(place, "values", v)
     record(place, "outputs", outputs)
     return outputs
 

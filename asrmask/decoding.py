@@ -260,9 +260,9 @@ def decode_memory(model: Whisper, memory: Memory, options: DecodingOptions) -> l
     if options.task == "lang_id":
         return [DecodingResult(memory.features[i], languages[i], probs[i]) for i in range(n_clips)]
 
-    opening = _opening(tokenizer, options, model.dims.n_text_ctx)
-    probe = opening.index(tokenizer.sot)
-    prompts = torch.tensor([opening] * n_clips, device=model.device)
+    begun = opening(tokenizer, options, model.dims.n_text_ctx)
+    probe = begun.index(tokenizer.sot)
+    prompts = torch.tensor([begun] * n_clips, device=model.device)
     if options.language is None and model.is_multilingual:
         tokens = [tokenizer.language_tokens[code] for code in languages]
         prompts[:, probe + 1] = torch.tensor(tokens, device=model.device)
@@ -304,27 +304,25 @@ def _from_zero(tokens: list[int], begin: int, first: int) -> list[int]:
     return [max(begin, t - first) if t >= begin else t for t in tokens] if first else tokens
 
 
-def _opening(tokenizer: Tokenizer, options: DecodingOptions, n_ctx: int) -> list[int]:
+def opening(tokenizer: Tokenizer, options: DecodingOptions, n_ctx: int) -> list[int]:
     """The tokens before the first one to be found: previous text, start sequence, prefix."""
 
     def tokens(text: str | list[int]) -> list[int]:
         return tokenizer.encode(" " + text.strip()) if isinstance(text, str) else list(text)
 
-    opening = list(tokenizer.sot_sequence)
+    found = list(tokenizer.sot_sequence)
     if options.without_timestamps:
-        opening.append(tokenizer.no_timestamps)
+        found.append(tokenizer.no_timestamps)
     if options.prefix:
         prefix = tokens(options.prefix)
         room = n_ctx // 2 - (options.sample_len or n_ctx // 2)
-        opening += prefix[-room:] if room > 0 else prefix
+        found += prefix[-room:] if room > 0 else prefix
     if options.prompt:
         previous = tokens(options.prompt)[-(n_ctx // 2 - 1) :]
-        opening = [tokenizer.sot_prev, *previous, *opening]
-    if len(opening) > n_ctx:
-        raise OptionError(
-            f"prompt and prefix must leave room in {n_ctx} tokens, got {len(opening)}"
-        )
-    return opening
+        found = [tokenizer.sot_prev, *previous, *found]
+    if len(found) > n_ctx:
+        raise OptionError(f"prompt and prefix must leave room in {n_ctx} tokens, got {len(found)}")
+    return found
 
 
 def _strategy(options: DecodingOptions, eot: int) -> Strategy:

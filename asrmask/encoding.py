@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from asrmask import masks, virtual
+from asrmask.attention import Recorder
 from asrmask.audio import FRAMES_PER_POSITION, N_FRAMES, Features
 from asrmask.errors import OptionError
 from asrmask.model import Memory, Whisper
@@ -70,7 +71,10 @@ def plan(
 
 @torch.inference_mode()
 def encode(
-    model: Whisper, windows: Tensor | Sequence[Features], policy: Policy | str = FULL
+    model: Whisper,
+    windows: Tensor | Sequence[Features],
+    policy: Policy | str = FULL,
+    record: Recorder | None = None,
 ) -> Memory:
     """What the decoder needs of a batch of windows, computed once whatever is decoded afterwards.
 
@@ -98,7 +102,7 @@ def encode(
     mel = mel.to(model.device, model.dtype)
     planned = plan(policy, visible, device=model.device)
     if planned.virtual is not None:
-        return with_bank(model, virtual.bank_of(model), mel, planned)
+        return with_bank(model, virtual.bank_of(model), mel, planned, record)
     last = policy.positions == "last"
     if last:
         # the audio and its margin to the window's end, the padding behind them to its beginning
@@ -106,16 +110,22 @@ def encode(
         mel = torch.stack([m.roll(n, dims=-1) for m, n in zip(mel, shifts, strict=True)])
     if policy.kind in {"mask:both", "trim"}:
         mel = _bordered(mel, visible, last)
-    features = model.encoder(mel, planned.encoder_mask, positions=planned.positions)
+    features = model.encoder(mel, planned.encoder_mask, record, positions=planned.positions)
     memory = model.decoder.remember(features, planned.cross_mask)
     return replace(memory, first=planned.first, origin=planned.positions[0] + memory.origin)
 
 
-def with_bank(model: Whisper, bank: virtual.Bank, mel: Tensor, planned: Plan) -> Memory:
+def with_bank(
+    model: Whisper,
+    bank: virtual.Bank,
+    mel: Tensor,
+    planned: Plan,
+    record: Recorder | None = None,
+) -> Memory:
     """The memory of windows (B, n_mels, 3000) whose padding is that bank's."""
     assert planned.virtual is not None
     padding = virtual.Padding(bank, model.encoder, planned.virtual)
-    x = model.encoder(mel, positions=planned.positions, tail=padding)
+    x = model.encoder(mel, None, record, positions=planned.positions, tail=padding)
     features, probes = x[:, : planned.virtual.n_own], x[:, planned.virtual.n_own :]
     return model.decoder.remember(features, planned.cross_mask, padding.cross(model, probes))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from asrmask.audio import HOP_LENGTH, Recording
 from asrmask.errors import AsrmaskError, AudioError, AudioWarning, OptionError, printable
-from asrmask.transcriber import Settings, Stream
+from asrmask.transcriber import Settings, Stream, Watcher
 from asrmask.writers import Layout, line, save
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Job:
 
 def plan(sources: Sequence[str], folder: str, forms: Sequence[str]) -> list[Job]:
     """The jobs of a call; files whose outputs would have the same name keep their endings."""
-    named = list(dict.fromkeys(file for source in sources for file in _files(source)))
+    named = list(dict.fromkeys(file for source in sources for file in files_of(source)))
     stems = Counter(map(_stem, named))
     jobs: list[Job] = []
     taken: dict[Path, str] = {}
@@ -72,7 +72,7 @@ def plan(sources: Sequence[str], folder: str, forms: Sequence[str]) -> list[Job]
     return jobs
 
 
-def _files(source: str) -> list[str]:
+def files_of(source: str) -> list[str]:
     """The file itself, or the audio and video files in a folder.
 
     A folder without any stays as it is: reading it fails, and the others are still done.
@@ -99,6 +99,7 @@ def work(
     options: "DecodingOptions",
     layout: Layout,
     verbose: bool | None,
+    watch: Watcher | None = None,
 ) -> int:
     """Do every job; the exit code: 1 if any failed, after all the others are done."""
     failed: list[str] = []
@@ -108,7 +109,7 @@ def work(
             try:
                 with progress(f"[{i + 1}/{len(jobs)}] {job.name}") as advance:
                     problems = transcribe_one(
-                        job, model, settings, options, layout, verbose, advance
+                        job, model, settings, options, layout, verbose, advance, watch
                     )
             except AsrmaskError as error:
                 problems = [str(error)]
@@ -138,6 +139,7 @@ def transcribe_one(
     layout: Layout,
     verbose: bool | None,
     advance: "Advance",
+    watch: Watcher | None = None,
 ) -> list[str]:
     """Transcribe one file and write its outputs; what was wrong with it, if anything."""
     begun = time.perf_counter()
@@ -153,7 +155,7 @@ def transcribe_one(
         raise AudioError(
             f"{job.name}: pure silence, got {recording.n_samples} zeros, expected speech"
         )
-    running = Stream(model, recording, settings, options)
+    running = Stream(model, recording, settings, options, watch)
     if options.language is None and model.is_multilingual:
         say(f"language: {running.language}")
     for segment in running:

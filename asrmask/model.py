@@ -72,6 +72,7 @@ class Block(nn.Module):
 
     def __init__(self, n_state: int, n_head: int, place: str, cross: bool):
         super().__init__()
+        self.place = place
         self.attn = MultiHeadAttention(n_state, n_head, f"{place}.self")
         self.attn_ln = nn.LayerNorm(n_state)
         if cross:
@@ -100,7 +101,13 @@ class Tail(Protocol):
         ...
 
     def attention(
-        self, layer: int, attn: MultiHeadAttention, q: Tensor, keys: Tensor, values: Tensor
+        self,
+        layer: int,
+        attn: MultiHeadAttention,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        record: Recorder | None,
     ) -> Tensor:
         """A layer's self-attention for the audio and those rows behind it: all (B, H, T + A, d).
 
@@ -157,6 +164,8 @@ class AudioEncoder(nn.Module):
         x = self.embed(mel, *(positions or (0, -(-mel.shape[2] // 2))))
         if tail is not None:
             x = torch.cat([x, tail.rows()], dim=1)
+        if record is not None:
+            record("encoder.input", "residual", x)
         for i, block in enumerate(self.blocks):
             inner = block.attn_ln(x)
             q, (keys, values) = block.attn.queries(inner), block.attn.keys_values(inner)
@@ -164,8 +173,10 @@ class AudioEncoder(nn.Module):
                 keys, values = keys[:, :, stretch], values[:, :, stretch]
                 seen = block.attn(q, keys, values, mask, record)
             else:
-                seen = tail.attention(i, block.attn, q, keys, values)
+                seen = tail.attention(i, block.attn, q, keys, values, record)
             x = block.feed_forward(seen.add_(x))
+            if record is not None:
+                record(block.place, "residual", x)
         return self.ln_post(x)
 
     def embed(self, mel: Tensor, first: int, end: int) -> Tensor:
@@ -286,6 +297,8 @@ class TextDecoder(nn.Module):
         # a single query is the last of the keys and sees them all
         causal = None if n_queries == 1 else masks.causal(n_queries, n_keys, tokens.device)
         x = self.token_embedding(tokens) + self.positional_embedding[cache.length : n_keys]
+        if record is not None:
+            record("decoder.input", "residual", x)
         for i, block in enumerate(self.blocks):
             inner = block.attn_ln(x)
             q, new = block.attn.queries(inner), block.attn.keys_values(inner)
@@ -293,6 +306,8 @@ class TextDecoder(nn.Module):
             q = block.cross_attn.queries(block.cross_attn_ln(x))
             seen = block.cross_attn(q, memory.keys[i], memory.values[i], memory.mask, record)
             x = block.feed_forward(seen.add_(x))
+            if record is not None:
+                record(block.place, "residual", x)
         return self.ln(x), cache.advanced(n_queries)
 
     def logits(self, x: Tensor) -> Tensor:

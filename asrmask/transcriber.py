@@ -5,7 +5,7 @@ window say where the next begins, a doubtful window is decoded again at a higher
 the text so far is the prompt of what follows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -118,15 +118,43 @@ class Settings:
             raise OptionError(f"vad_parameters must be of {known}, got {sorted(given)}") from None
 
 
+@dataclass(frozen=True)
+class Heard:
+    """A window that has been decoded, with all that its text came from.
+
+    seek:     frame of the recording that it begins at
+    memory:   what the text was read from
+    options:  what it was decoded with: the prompt is this window's
+    segments: what was made of it; they may still be changed
+    """
+
+    spectrogram: Spectrogram
+    seek: int
+    window: Features
+    memory: Memory
+    options: DecodingOptions
+    result: DecodingResult
+    segments: list[Segment]
+
+
+Watcher = Callable[[Heard], None]
+
+
 class Stream:
     """A transcription under way: iterate it for segments as they are found.
 
     language: of the recording, given or detected
     n_frames, seek: how long it is and how far the work has come, in frames of 10 ms
+    watch:    called with every window that becomes segments, before they are given out
     """
 
     def __init__(
-        self, model: Whisper, recording: Recording, settings: Settings, options: DecodingOptions
+        self,
+        model: Whisper,
+        recording: Recording,
+        settings: Settings,
+        options: DecodingOptions,
+        watch: Watcher | None = None,
     ):
         settings.check()
         use_precision(model, options.fp16)
@@ -149,6 +177,7 @@ class Stream:
             task=options.task,
         )
         self.segments: list[Segment] = []
+        self.watch = watch
         self._running = self._run()
 
     def __iter__(self) -> Iterator[Segment]:
@@ -192,7 +221,8 @@ class Stream:
                 seek, offset_s = self.seek, self.seek / FRAMES_PER_SECOND
                 size = min(N_FRAMES, self.n_frames - seek, clip_end - seek)
                 window = self.spectrogram.window(seek, size, fill=self.policy.fill)
-                memory, result = self._decode(window, prompt.tokens)
+                told = self._told(prompt.tokens)
+                memory, result = self._decode(window, told)
                 if self._is_silence(result):
                     self.seek = seek + size
                     continue
@@ -228,6 +258,8 @@ class Stream:
                     last_word_s = end_of(found)
                     if last_word_s is not None:
                         last_speech_s = last_word_s
+                if self.watch is not None:
+                    self.watch(Heard(self.spectrogram, seek, window, memory, told, result, found))
                 for segment in found:
                     if segment.start == segment.end or not segment.text.strip():
                         segment.text, segment.tokens, segment.words = "", [], []
@@ -241,7 +273,13 @@ class Stream:
                     prompt.reset()
                 yield from found
 
-    def _decode(self, window: Features, prompt: list[int]) -> tuple[Memory, DecodingResult]:
+    def _told(self, prompt: list[int]) -> DecodingOptions:
+        """The options of the next window."""
+        options = replace(self.options, prompt=prompt)
+        # a prefix was the beginning of the first text
+        return replace(options, prefix=None) if self.segments else options
+
+    def _decode(self, window: Features, options: DecodingOptions) -> tuple[Memory, DecodingResult]:
         """The window's text, and the memory that it was read from.
 
         Under a policy that hides padding a text that runs away is decoded again with all of it.
@@ -251,8 +289,8 @@ class Stream:
         computed_s, avoided_s = policy.padding_s(window.n_positions)
         if policy.kind == "full" or not settings.policy_fallback:
             self.use.add(computed_s, avoided_s)
-            return memory, replace(self._read(memory, prompt), policy=policy)
-        result = self._read(memory, prompt, settings.temperatures[:1])
+            return memory, replace(self._read(memory, options), policy=policy)
+        result = self._read(memory, options, settings.temperatures[:1])
         thresholds = [settings.logprob_threshold, LEAST_LOGPROB]
         reason = runaway(
             result,
@@ -266,18 +304,18 @@ class Stream:
         memory = encode(self.model, [window], policy.fallback)
         again_s, _ = policy.fallback.padding_s(window.n_positions)
         self.use.add(computed_s + again_s, 0.0, reason)
-        result = self._read(memory, prompt)
+        result = self._read(memory, options)
         return memory, replace(result, policy=policy.fallback, fallback=reason)
 
     def _read(
-        self, memory: Memory, prompt: list[int], temperatures: Sequence[float] | None = None
+        self,
+        memory: Memory,
+        options: DecodingOptions,
+        temperatures: Sequence[float] | None = None,
     ) -> DecodingResult:
         """The memory's text, at the first temperature that gives a credible one."""
         settings = self.settings
         for temperature in temperatures or settings.temperatures:
-            options = replace(self.options, prompt=prompt)
-            if self.segments:
-                options = replace(options, prefix=None)  # it was the beginning of the first text
             (result,) = decode_memory(self.model, memory, at_temperature(options, temperature))
             repetitive = (
                 settings.compression_ratio_threshold is not None
@@ -402,13 +440,14 @@ def stream(
     audio: str | Path | np.ndarray | Tensor | Recording,
     settings: Settings | None = None,
     options: DecodingOptions | None = None,
+    watch: Watcher | None = None,
 ) -> Stream:
     """A transcription to iterate: segments come as they are found."""
     if isinstance(audio, (str, Path)):
         audio = Recording.open(audio)
     elif not isinstance(audio, Recording):
         audio = Recording.of(audio)
-    return Stream(model, audio, settings or Settings(), options or DecodingOptions())
+    return Stream(model, audio, settings or Settings(), options or DecodingOptions(), watch)
 
 
 def transcribe(

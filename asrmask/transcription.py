@@ -41,6 +41,17 @@ class Word(Record):
 
 
 @dataclass(eq=False)
+class Diagnosis(Record):
+    """Where the decoder looked while it wrote a segment."""
+
+    padding_s: float  # seconds of padding that it could see
+    # share of its attention that was on padding: mean over tokens, heads and layers; None: there
+    # was no padding to see
+    attention_on_padding: float | None = None
+    by_layer: list[float] | None = None  # the same, decoder layer by layer
+
+
+@dataclass(eq=False)
 class Segment(Record):
     """A stretch of speech and its text."""
 
@@ -56,6 +67,7 @@ class Segment(Record):
     no_speech_prob: float
     words: list[Word] | None = None  # None: not asked for
     policy: str | None = None  # what the model saw of the padding; None: no policy was asked for
+    diagnosis: Diagnosis | None = None  # None: not asked for
 
 
 @dataclass(eq=False)

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
 from asrmask import masks
-from asrmask.attention import MultiHeadAttention, attend
+from asrmask.attention import MultiHeadAttention, Recorder, attend
 from asrmask.audio import N_FRAMES, SAMPLE_RATE, Recording, Spectrogram, load_audio
 from asrmask.errors import AudioError
 from asrmask.files import replacing
@@ -142,7 +142,13 @@ class Padding:
         return self.bank.filling + self.encoder.positional_embedding[self.layout.probes]
 
     def attention(
-        self, layer: int, attn: MultiHeadAttention, q: Tensor, keys: Tensor, values: Tensor
+        self,
+        layer: int,
+        attn: MultiHeadAttention,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        record: Recorder | None,
     ) -> Tensor:
         bank, layout = self.bank, self.layout
         n = layout.n_own
@@ -163,8 +169,18 @@ class Padding:
             ):
                 seen[:, :, :n] = own
                 torch.add(padding, at(shift, near), out=seen[:, :, n:])
-        audio = attend(q[:, :, :n], self._groups[0], self._groups[1], layout.mask)
-        probes = attend(q[:, :, n:], self._each[0], self._each[1], layout.probe_mask)
+        groups, each = self._groups, self._each
+        audio = attend(
+            q[:, :, :n], groups[0], groups[1], layout.mask, record=record, place=attn.place
+        )
+        probes = attend(
+            q[:, :, n:],
+            each[0],
+            each[1],
+            layout.probe_mask,
+            record=record,
+            place=f"encoder.{layer}.probes",
+        )
         return attn.merged(torch.cat([audio, probes], dim=2))
 
     def cross(self, model: Whisper, probes: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -209,11 +225,17 @@ class _Keeper:
         return self._rows
 
     def attention(
-        self, layer: int, attn: MultiHeadAttention, q: Tensor, keys: Tensor, values: Tensor
+        self,
+        layer: int,
+        attn: MultiHeadAttention,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        record: Recorder | None,
     ) -> Tensor:
         self.keys.append(keys[0])
         self.values.append(values[0])
-        return attn(q, keys, values)
+        return attn(q, keys, values, record=record)
 
 
 @torch.inference_mode()

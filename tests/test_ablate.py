@@ -327,3 +327,44 @@ def test_the_page_renders_in_a_browser(run_folder, tmp_path, width):
     )
     assert done.returncode == 0
     assert Path(picture).stat().st_size > 20_000
+
+
+def test_the_instruments_are_in_every_cell_when_asked(samples, tmp_path, run_folder):
+    path = tmp_path / "spec.toml"
+    path.write_text("inspect = true\nmost_clips = 1\n[[grid]]\npolicies = ['virtual']\n")
+    out = tmp_path / "out"
+    folder = next(iter(samples)).parent
+    assert main(["ablate", str(folder), "--spec", str(path), "--out", str(out)]) == 0
+    cells = set()
+    for record in read(out / "records.jsonl"):
+        cells.add(record["cell"])
+        heads = record["heads"]
+        assert set(heads) == {"encoder.self", "decoder.self", "decoder.cross"}
+        assert len(heads["encoder.self"]["padding"]) == 4
+        assert len(heads["decoder.cross"]["end_audio"][3]) == 6
+        padding = [x for layer in heads["decoder.cross"]["padding"] for x in layer]
+        # where the decoder sees no padding there is no data on it, not 0
+        hidden = record["policy"] in {"trim", "mask:cross", "mask:both"}
+        if hidden and record["control"] == "none":
+            assert set(padding) == {None}
+        elif record["seconds"] < 30:
+            assert None not in padding
+    results = statistics.load(out)
+    assert cells == {str(cell) for cell in results.summaries}
+    full = results.summaries[Cell("tiny.en", Policy())]
+    assert 0.1 < full.on_padding("decoder.cross") < 0.9
+    assert results.summaries[Cell("tiny.en", Policy("trim"))].on_padding("decoder.cross") is None
+    header = (out / "summary.csv").read_text().splitlines()[0]
+    assert "cross on padding %" in header
+    assert "cross on padding %" in (out / "report.html").read_text()
+    assert "cross on padding %" not in (run_folder / "summary.csv").read_text()
+    rows = (out / "heads.csv").read_text().splitlines()
+    assert len(rows) > 1 + len(cells) * 24
+    assert (out / "heads.parquet").is_file()
+
+
+def test_inspect_must_be_true_or_false():
+    with pytest.raises(OptionError, match="inspect must be of type bool, got 'yes'"):
+        spec.of({"inspect": "yes"})
+    with pytest.raises(OptionError, match="seed must be of type int, got True"):
+        spec.of({"seed": True})

@@ -11,7 +11,7 @@ PACKAGE = Path(asrmask.__file__).parent
 
 # each may import those before it
 ORDER = [
-    "errors packed assets torchaudio_import files page",
+    "errors packed assets torchaudio_import files pages",
     "policy",
     "media tokenizer masks writers score transcription",
     "audio attention",
@@ -23,6 +23,7 @@ ORDER = [
     "hallucination",
     "transcriber",
     "jobs upstream",
+    "instruments",
     "parity experiments cost pictures systems",
     "bench",
     "cli",
@@ -58,6 +59,18 @@ def test_only_upstream_imports_openai_whisper():
         ]
         uses = any(name == "whisper" or (name or "").startswith("whisper.") for name in names)
         assert not uses or path.stem == "upstream", path
+
+
+def test_only_its_adapter_imports_transformers():
+    importing = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in [getattr(node, "module", None), *(a.name for a in node.names)]
+        if (name or "").split(".")[0] == "transformers"
+    ]
+    assert [path.stem for path in importing] == ["huggingface"]
 
 
 def test_help_and_the_package_import_nothing_heavy():

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asrmask.bench.summary import AXES, Line, fit, grown, reference_of, tables
-from asrmask.page import drawn
+from asrmask.pages import drawn
 
 COLOURS = {
     "asrmask": "#1f5fa8",

@@ -8,8 +8,7 @@ from asrmask.bench.plots import plots, render
 from asrmask.bench.run import read
 from asrmask.bench.summary import HEADINGS, against, cells, markdown, reference_of, tables
 from asrmask.files import replacing
-from asrmask.page import embedded
-from asrmask.page import render as render_page
+from asrmask.pages import SVG, embedded, rendered
 
 
 def write(folders: Sequence[Path], out: Path) -> list[Path]:
@@ -48,9 +47,9 @@ def page(results: Sequence[dict[str, Any]]) -> str:
                 "machine": result.get("machine", {}),
                 "reference": reference_of(result),
                 "tables": [(title, [cells(x) for x in lines]) for title, lines in tables(result)],
-                "plots": [(plot, embedded(render(plot, "svg"))) for plot in plots(result)],
+                "plots": [(plot, embedded(render(plot, "svg"), SVG)) for plot in plots(result)],
                 "against": against(result, results[0]) if i else [],
             }
         )
     template = Path(__file__).parent / "bench.html.j2"
-    return render_page(template, sections=sections, headings=HEADINGS)
+    return rendered(template, sections=sections, headings=HEADINGS)

@@ -12,6 +12,7 @@ from asrmask.errors import AsrmaskError, OptionError, printable
 
 COMMANDS = {
     "transcribe": "speech to text: any audio or video file, of any length",
+    "inspect": "what the padding does inside the model: attention, heads, the end of the text",
     "ablate": "a padding-mask ablation: tables, plots and a page, from speech with transcripts",
     "bench": "speed, memory and word error rate beside other systems, on the same files",
     "report": "draw the report of an ablation or a benchmark again, or of several side by side",

@@ -108,6 +108,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep texts that run away; default: decode them again with all of the padding",
     )
 
+    group.add_argument(
+        "--diagnose",
+        action="store_true",
+        help="in the JSON of every segment: the share of the decoder's attention on padding",
+    )
+
     group = parser.add_argument_group("voice activity (Silero)")
     flag("vad_filter", "only where there is speech", type=boolean, default=False)
     flag("vad_threshold", "probability above which speech begins", type=float)
@@ -153,6 +159,10 @@ def run(args: argparse.Namespace) -> int:
         for name in [f.name for f in fields(Layout) if getattr(layout, f.name)]:
             raise OptionError(f"--{name} needs --word_timestamps True, got it without")
     forms = {"all": list(WRITERS), "none": []}.get(args.output_format, [args.output_format])
+    if args.diagnose and "json" not in forms:
+        raise OptionError(
+            f"--diagnose is for --output_format json or all, got {args.output_format}"
+        )
     planned = jobs.plan(args.audio, args.output_dir, forms)
     settings, options = requested(args)
     todo = [job for job in planned if not (args.skip_existing and job.is_done())]
@@ -164,7 +174,12 @@ def run(args: argparse.Namespace) -> int:
     if not model.is_multilingual and options.language not in {None, "en"}:
         jobs.say(f"{args.model} knows English only, --language {args.language} is left out")
         options = replace(options, language="en")
-    return jobs.work(todo, model, settings, options, layout, args.verbose)
+    watch = None
+    if args.diagnose:
+        from asrmask.instruments.diagnosis import Diagnose
+
+        watch = Diagnose(model)
+    return jobs.work(todo, model, settings, options, layout, args.verbose, watch)
 
 
 def requested(args: argparse.Namespace) -> "tuple[Settings, DecodingOptions]":

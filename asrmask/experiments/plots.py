@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from asrmask.experiments.spec import Cell, Decoding, Trailing
 from asrmask.experiments.statistics import Results, blocks_of, errors_of
-from asrmask.page import drawn
+from asrmask.pages import drawn
 from asrmask.policy import Policy
 from asrmask.score import Errors, difference_interval
 

@@ -1,6 +1,5 @@
 """The report of a run: a page, tables and plots, from its records alone."""
 
-import base64
 import csv
 import html
 import io
@@ -22,8 +21,9 @@ from asrmask.experiments.statistics import (
     load,
 )
 from asrmask.files import replacing
-from asrmask.page import embedded
-from asrmask.page import render as render_page
+from asrmask.instruments import tables
+from asrmask.instruments.quantities import kind_of
+from asrmask.pages import SVG, embedded, rendered
 from asrmask.policy import Policy
 from asrmask.upstream import normalizer
 
@@ -55,6 +55,23 @@ COLUMNS = {
     "same tokens": lambda s: None if s.difference is None else s.difference.n_same,
     "encoder ms": lambda s: None if s.encoder_s is None else round(1000 * s.encoder_s, 1),
     "decoder ms": lambda s: None if s.decoder_s is None else round(1000 * s.decoder_s, 1),
+}
+INSPECTED = {  # where the spec says `inspect`
+    "encoder on padding %": lambda s: _percent(s.on_padding("encoder.self")),
+    "cross on padding %": lambda s: _percent(s.on_padding("decoder.cross")),
+    "end logit from padding": lambda s: _rounded(s.end_from("end_padding"), 3),
+    "end logit from audio": lambda s: _rounded(s.end_from("end_audio"), 3),
+}
+HEADS = {
+    "cell": str,
+    "attention": str,
+    "layer": int,
+    "head": int,
+    "quantity": str,
+    "clips": int,
+    "mean": float,
+    "low": float,
+    "high": float,
 }
 DIFFERENCE = "to full, 95 % interval, p (Holm)"
 SHOWN = (
@@ -101,6 +118,8 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
                     if content is not None:
                         prefix = f"{i + 1}-" if len(runs) > 1 else ""
                         save(f"plots/{prefix}{_file(model)}-{plot.name}.{form}", content)
+    if any(results.spec.inspect for results in runs):
+        written += tables.save({"heads": heads_table(runs)}, out)
     save("summary.csv", table_csv(runs))
     save("summary.md", "\n".join(summary_md(results) for results in runs))
     save("report.html", page(runs))
@@ -114,12 +133,41 @@ def _file(model: str) -> str:
 def table_csv(runs: Sequence[Results]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["run", *COLUMNS])
+    inspected = any(results.spec.inspect for results in runs)
+    columns = {**COLUMNS, **INSPECTED} if inspected else COLUMNS
+    writer.writerow(["run", *columns])
     for results in runs:
         for summary in results.summaries.values():
-            row = [column(summary) for column in COLUMNS.values()]
+            row = [column(summary) for column in columns.values()]
             writer.writerow([results.folder.name, *map(shown, row)])
     return out.getvalue()
+
+
+def heads_table(runs: Sequence[Results]) -> tables.Table:
+    """Every quantity of every head in every cell: means over clips with their intervals."""
+    table = tables.Table(dict(HEADS))
+    for results in runs:
+        for summary in results.summaries.values():
+            for (place, quantity), moments in summary.heads.moments.items():
+                bounds = zip(moments.means(), *moments.interval(), strict=True)
+                for head, (mean, low, high) in enumerate(bounds):
+                    table.add(
+                        cell=str(summary.cell),
+                        attention=kind_of(place),
+                        layer=int(place.split(".")[1]),
+                        head=head,
+                        quantity=quantity,
+                        clips=int(moments.n[head]),
+                        mean=float(mean),
+                        low=float(low),
+                        high=float(high),
+                    )
+    return table
+
+
+def names_of(results: Results) -> tuple[str, ...]:
+    """The columns of a table for people."""
+    return (*SHOWN, *INSPECTED) if results.spec.inspect else SHOWN
 
 
 def difference(summary: Summary) -> str:
@@ -133,7 +181,9 @@ def difference(summary: Summary) -> str:
 
 def value_of(summary: Summary, name: str) -> object:
     """What a table for people has in a column."""
-    return difference(summary) if name == DIFFERENCE else COLUMNS[name](summary)
+    if name == DIFFERENCE:
+        return difference(summary)
+    return (COLUMNS | INSPECTED)[name](summary)
 
 
 def verdict(results: Results) -> list[str]:
@@ -185,9 +235,10 @@ def summary_md(results: Results) -> str:
     lines = [f"# {results.spec.question}", "", *verdict(results), ""]
     if not results.is_complete:
         lines += [f"*{results.n_records} of {results.about['n_records']} records so far.*", ""]
-    lines += ["| " + " | ".join(SHOWN) + " |", "|---" * len(SHOWN) + "|"]
+    names = names_of(results)
+    lines += ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for summary in results.summaries.values():
-        lines.append("| " + " | ".join(shown(value_of(summary, name)) for name in SHOWN) + " |")
+        lines.append("| " + " | ".join(shown(value_of(summary, name)) for name in names) + " |")
     lines += ["", "Controls:", ""]
     lines += [f"- {check.name}: {mark(check.holds)}{check.told}" for check in checks(results)]
     if results.about["left_out"]:
@@ -262,7 +313,7 @@ def audio_of(about: dict[str, Any]) -> str | None:
         file.setsampwidth(2)
         file.setframerate(SAMPLE_RATE)
         file.writeframes((samples * 32767).astype(np.int16).tobytes())
-    return "data:audio/wav;base64," + base64.b64encode(out.getvalue()).decode()
+    return embedded(out.getvalue(), "audio/wav")
 
 
 def page(runs: Sequence[Results]) -> str:
@@ -273,7 +324,7 @@ def page(runs: Sequence[Results]) -> str:
         for model in results.spec.models:
             for plot in PLOTS:
                 svg = render(plot, results, model, "svg")
-                drawing = None if svg is None else embedded(svg)
+                drawing = None if svg is None else embedded(svg, SVG)
                 plots.append({"plot": plot, "model": model, "svg": drawing})
         sections.append(
             {
@@ -287,10 +338,10 @@ def page(runs: Sequence[Results]) -> str:
                 "n_clips": sum(c["kind"] == "speech" for c in results.about["clips"].values()),
             }
         )
-    return render_page(
+    return rendered(
         Path(__file__).parent / "report.html.j2",
         sections=sections,
-        names=SHOWN,
+        names_of=names_of,
         value_of=value_of,
         shown=shown,
         mark=mark,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 import asrmask
 from asrmask import masks
+from asrmask.attention import Recorder
 from asrmask.audio import N_FRAMES, SAMPLE_RATE, Features, Recording, Spectrogram
 from asrmask.checkpoints import load_model
 from asrmask.corpus import Clip
@@ -29,6 +30,9 @@ from asrmask.errors import OptionError
 from asrmask.experiments.records import Records
 from asrmask.experiments.spec import Cell, Spec, Trailing
 from asrmask.files import replacing
+from asrmask.instruments.ground import Ground, Spans, spoken
+from asrmask.instruments.measure import Text, measure, measured
+from asrmask.instruments.quantities import nested
 from asrmask.model import Memory, Whisper, hash_weights
 from asrmask.policy import N_POSITIONS, Policy
 from asrmask.score import errors
@@ -122,6 +126,7 @@ class Batch:
             language=sounds[0].language,
         )
         self._spectrograms: dict[Trailing, list[Spectrogram]] = {}
+        self._speech: dict[Trailing, list[Spans]] = {}
         self._encoded: tuple[object, Memory, float] | None = None  # the last one only: they are big
         self._scored: dict[Cell, Scored] = {}
 
@@ -150,26 +155,63 @@ class Batch:
             if cell.control == "none":
                 memory = encode(self.model, windows, cell.policy)
             else:
-                memory = self._masked(windows, cell.control)
+                memory = self._masked(windows, self._mask(windows, self.sounds, cell.control))
             self._encoded = key, memory, time.perf_counter() - begun
         return self._encoded[1], self._encoded[2]
 
-    @torch.inference_mode()
-    def _masked(self, windows: Sequence[Features], control: str) -> Memory:
-        """Masks in encoder and decoder that are not about padding.
+    def _mask(
+        self, windows: Sequence[Features], sounds: Sequence[Sound], control: str
+    ) -> Tensor | None:
+        """A mask that is not about padding.
 
         random:    as many positions hidden as mask:both hides, but anywhere
-        all-valid: none hidden, by masks that say so
+        all-valid: none hidden, by a mask that says so
         """
         visible = torch.ones(len(windows), N_POSITIONS, dtype=torch.bool)
         if control == "random":
-            for i, (window, sound) in enumerate(zip(windows, self.sounds, strict=True)):
+            for i, (window, sound) in enumerate(zip(windows, sounds, strict=True)):
                 n_hidden = N_POSITIONS - max(window.n_positions, 1)
                 hidden = _rng(sound, self.spec.seed).choice(N_POSITIONS, n_hidden, replace=False)
                 visible[i, hidden] = False
-        mask = masks.checked(visible[:, None, None].to(self.model.device))
+        return masks.checked(visible[:, None, None].to(self.model.device))
+
+    @torch.inference_mode()
+    def _masked(
+        self, windows: Sequence[Features], mask: Tensor | None, record: Recorder | None = None
+    ) -> Memory:
+        """The memory of windows with a mask in encoder and decoder."""
         mel = torch.stack([window.mel for window in windows])
-        return self.model.decoder.remember(self.model.encode(mel, mask), mask)
+        return self.model.decoder.remember(self.model.encode(mel, mask, record), mask)
+
+    def heads(self, cell: Cell, i: int, tokens: Sequence[int]) -> dict[str, Any]:
+        """What the instruments say of clip i in a cell, with that text: see quantities.nested."""
+        windows = self.windows(cell.trailing, cell.policy.fill)
+        if cell.trailing not in self._speech:
+            self._speech[cell.trailing] = [
+                spoken(spectrogram.recording) for spectrogram in self._spectrograms[cell.trailing]
+            ]
+        window, speech = windows[i], self._speech[cell.trailing][i]
+        tokenizer = self.tokenizer
+        text = Text(
+            (*tokenizer.sot_sequence, tokenizer.no_timestamps),
+            tuple(t for t in tokens if t < tokenizer.eot),
+            tokenizer.eot,
+            tokenizer.timestamp_begin,
+        )
+        if cell.control == "none":
+            found = measure(self.model, window, cell.policy, text, speech=speech)
+        else:
+            mask = self._mask([window], [self.sounds[i]], cell.control)
+            n = window.n_positions
+            found = measured(
+                self.model,
+                lambda record: self._masked([window], mask, record),
+                Ground.of([n], N_POSITIONS, mask=mask, speech=[speech]),
+                n,
+                text,
+                speech=speech,
+            )
+        return nested(found.values)
 
     def scored(self, cell: Cell) -> Scored:
         """What the clips are heard as in a cell, without fallback."""
@@ -188,7 +230,10 @@ class Batch:
             windows = self.windows(cell.trailing, cell.policy.fill)
             for i, (sound, result) in enumerate(zip(self.sounds, results, strict=True)):
                 mine = memory.select(torch.tensor([i], device=self.model.device))
-                found.append(self._scores(sound, result, mine))
+                scores = self._scores(sound, result, mine)
+                if self.spec.inspect:
+                    scores["heads"] = self.heads(cell, i, result.tokens)
+                found.append(scores)
                 lost.append(runaway(result, windows[i].n_positions))
             n = len(results)
             self._scored[cell] = Scored(found, lost, encoder_s / n, decoder_s / n)

@@ -5,6 +5,7 @@ A spec is TOML. A *grid* crosses its lists; the cells are those of all grids, ea
     question = "Does Whisper need to see its padding?"
     primary = ["mask:both", "full"]     # the comparison that the verdict is about: named beforehand
     models = ["tiny.en"]
+    inspect = true                      # measure every head too (instruments/quantities.py); slower
 
     [[grid]]
     policies = ["trim", "virtual"]      # kinds of asrmask.Policy
@@ -176,6 +177,7 @@ class Spec:
     seed: int = 0
     batch_size: int = 8
     most_clips: int | None = None
+    inspect: bool = False  # records hold what the instruments say of every head
 
     def __post_init__(self) -> None:
         if len(self.primary) != 2:
@@ -302,8 +304,8 @@ def _checked(kind: type, table: Mapping[str, Any], name: str) -> Any:
                 raise OptionError(f"{key} must be a list of its kind, got {bad[0]!r} in it")
             value = tuple(float(v) if key == "margins" else v for v in value)
         elif not is_list and value is not None:
-            kind_of = str if key in {"name", "question"} else int
-            if not isinstance(value, kind_of) or isinstance(value, bool):
+            kind_of = {"name": str, "question": str, "inspect": bool}.get(key, int)
+            if type(value) is not kind_of:
                 raise OptionError(f"{key} must be of type {kind_of.__name__}, got {value!r}")
         values[key] = value
     return kind(**values)

@@ -17,6 +17,8 @@ import numpy as np
 from asrmask.decoding import MOST_COMPRESSION
 from asrmask.experiments.records import RecordsError, read
 from asrmask.experiments.spec import Cell, Decoding, Spec, Trailing, of
+from asrmask.instruments.online import Tally
+from asrmask.instruments.quantities import flat, kind_of
 from asrmask.policy import Policy
 from asrmask.score import Errors, difference_interval, total
 
@@ -54,11 +56,29 @@ class Summary:
     end_probability: float | None  # mean over clips, after the reference's last word
     encoder_s: float | None  # mean over clips
     decoder_s: float | None
+    heads: Tally  # what the instruments said, if they were asked
     difference: Difference | None = None
 
     @property
     def wer(self) -> float | None:
         return self.errors.wer if self.errors.n_words else None
+
+    def on_padding(self, kind: str) -> float | None:
+        """The share of attention on padding: mean over clips, then over the heads of a kind."""
+        return _mean(self._means(kind, "padding"))
+
+    def end_from(self, quantity: str) -> float | None:
+        """The end token's logit from padding or audio: mean over clips, sum over heads."""
+        found = self._means("decoder.cross", quantity)
+        return sum(found) if found else None
+
+    def _means(self, kind: str, quantity: str) -> list[float]:
+        found = [
+            moments.means()
+            for (place, name), moments in self.heads.moments.items()
+            if kind_of(place) == kind and name == quantity
+        ]
+        return [float(x) for row in found for x in row if not math.isnan(x)]
 
 
 @dataclass(frozen=True)
@@ -139,7 +159,17 @@ def summed(results: Results, cell: Cell) -> Summary:
         end_probability=_mean(ends),
         encoder_s=_mean([record["encoder_s"] for record in speech]),
         decoder_s=_mean([record["decoder_s"] for record in speech]),
+        heads=tallied(speech),
     )
+
+
+def tallied(records: Sequence[dict[str, Any]]) -> Tally:
+    """What the instruments said of clips, each of equal weight."""
+    tally = Tally()
+    for record in records:
+        if "heads" in record:
+            tally.add(flat(record["heads"]))
+    return tally
 
 
 def _mean(values: Sequence[float]) -> float | None:

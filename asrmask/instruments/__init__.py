@@ -1,0 +1,1 @@
+"""Instruments: what is measured inside the model, counted over real positions only."""

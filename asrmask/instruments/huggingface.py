@@ -1,0 +1,116 @@
+"""Hugging Face transformers' Whisper as a subject: the only place that imports transformers.
+
+The package is optional: pip install 'asrmask[transformers]'.
+"""
+
+import warnings
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrmask.attention import Recorder
+from asrmask.checkpoints.hub import DIMENSIONS, renamed
+from asrmask.errors import OptionError
+from asrmask.instruments.hooks import recorded
+from asrmask.instruments.subject import Readout, by_head
+from asrmask.model import ModelDimensions, Whisper
+from asrmask.torchaudio_import import import_torchaudio
+
+PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
+
+
+@cache
+def transformers() -> Any:
+    """The module transformers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the packages that it imports
+        import_torchaudio()  # it imports torchaudio, which must have been made to work first
+        try:
+            import transformers
+        except ModuleNotFoundError:
+            raise OptionError(
+                "Hugging Face's Whisper needs the package transformers, got none: "
+                "pip install 'asrmask[transformers]'"
+            ) from None
+        return transformers
+
+
+def twin(model: Whisper) -> Any:
+    """transformers' model with the very weights of `model`, on its plain attention."""
+    module = transformers()
+    dims = model.dims.as_dict()
+    config = module.WhisperConfig(
+        **{theirs: dims[ours] for ours, theirs in DIMENSIONS.items()},
+        encoder_ffn_dim=4 * model.dims.n_audio_state,
+        decoder_ffn_dim=4 * model.dims.n_text_state,
+        attn_implementation="eager",
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+        decoder_start_token_id=0,
+    )
+    other = module.WhisperForConditionalGeneration(config)
+    ours = model.state_dict()
+    theirs = {name: ours[renamed(name)] for name in other.model.state_dict()}
+    other.model.load_state_dict(theirs)
+    return other.to(model.device, model.dtype).eval()
+
+
+class HuggingFace:
+    """A WhisperForConditionalGeneration, loaded with attn_implementation="eager"."""
+
+    def __init__(self, model: Any):
+        kind = model.config._attn_implementation
+        if kind != "eager":
+            raise OptionError(
+                f'the model must be loaded with attn_implementation="eager", got {kind!r}: the '
+                f"others do not hand their weights over"
+            )
+        self.model = model
+        numbers = {ours: getattr(model.config, theirs) for ours, theirs in DIMENSIONS.items()}
+        self.dims = ModelDimensions.of(numbers)
+
+    def encode(self, mel: Tensor, record: Recorder | None = None) -> Tensor:
+        return self._run("encoder", record, input_features=mel)
+
+    def logits(self, tokens: Tensor, features: Tensor, record: Recorder | None = None) -> Tensor:
+        x = self._run(
+            "decoder", record, input_ids=tokens, encoder_hidden_states=features, use_cache=False
+        )
+        with torch.inference_mode():
+            return self.model.proj_out(x)
+
+    @torch.inference_mode()
+    def _run(self, part: str, record: Recorder | None, **inputs: Any) -> Tensor:
+        module = getattr(self.model.model, part)
+        with ExitStack() as stack:
+            if record is not None:
+                attentions = {"self": "self_attn"}
+                if part == "decoder":
+                    attentions["cross"] = "encoder_attn"
+                n_head = module.layers[0].self_attn.num_heads
+                stack.enter_context(
+                    recorded(module.layers, part, attentions, PROJECTIONS, n_head, _scores, record)
+                )
+            return module(**inputs).last_hidden_state
+
+    def projection(self, place: str) -> Tensor:
+        part, layer, what = place.split(".")
+        block = getattr(self.model.model, part).layers[int(layer)]
+        attn = block.encoder_attn if what == "cross" else block.self_attn
+        return by_head(attn.out_proj.weight, attn.num_heads)
+
+    def readout(self, token: int) -> Readout:
+        decoder = self.model.model.decoder
+        return Readout.of(decoder.layer_norm, decoder.embed_tokens.weight[token])
+
+
+def _scores(output: Any, scratch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """transformers hands its weights over; the scores are put together from its projections."""
+    q, k = scratch["query"], scratch["key"]
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    mask = scratch.get("attention_mask")
+    return scores if mask is None else scores + mask, output[1]

@@ -1,0 +1,203 @@
+"""Recording: every place and its shape; the same numbers as without, and as in other projects."""
+
+import pytest
+import torch
+
+from asrmask import masks
+from asrmask.audio import Recording, Spectrogram
+from asrmask.encoding import encode
+from asrmask.errors import OptionError
+from asrmask.instruments import recording
+from asrmask.instruments.openai import OpenAI
+from asrmask.instruments.recording import ATTENTION, Keeper, attention_places, both, names
+from asrmask.instruments.subject import Own
+from asrmask.model import ModelDimensions, Whisper
+
+POLICIES = [
+    *("full", "full,positions=last", "mask:encoder", "mask:cross", "mask:both,margin=0.5"),
+    *("trim", "trim,margin=1,positions=last", "virtual"),
+]
+TOKENS = torch.tensor([[50257, 50362, 843, 1770, 13, 1757]])
+
+
+@pytest.fixture(scope="module")
+def window(sample, model):
+    spectrogram = Spectrogram(Recording.open(sample), model.dims.n_mels)
+    return spectrogram.window(0, spectrogram.n_frames, fill="zero")
+
+
+@pytest.fixture(scope="module")
+def own(model, window):
+    """Everything that a pass records, its features and its logits."""
+    return everything(Own(model), window)
+
+
+def everything(subject, window):
+    keeper = Keeper(subject.dims, "*")
+    features = subject.encode(window.mel[None], keeper)
+    logits = subject.logits(TOKENS, features, keeper)
+    return keeper, features, logits
+
+
+def test_every_name_is_recorded_with_the_shape_that_is_stated(own, model):
+    keeper, _, _ = own
+    dims = model.dims
+    assert keeper.missing == []
+    assert set(keeper.kept) == set(names(dims))
+    n_audio, n_text, d = dims.n_audio_ctx, TOKENS.shape[1], dims.n_text_state // dims.n_text_head
+    sizes = {"encoder.self": (n_audio, n_audio), "decoder.self": (n_text, n_text)}
+    sizes["decoder.cross"] = (n_text, n_audio)
+    for place in attention_places(dims):
+        part, _, what = place.split(".")
+        n_queries, n_keys = sizes[f"{part}.{what}"]
+        shapes = {
+            "scores": (n_queries, n_keys),
+            "weights": (n_queries, n_keys),
+            "values": (n_keys, d),
+            "outputs": (n_queries, d),
+        }
+        for quantity in ATTENTION:
+            got = keeper.kept[f"{place}.{quantity}"].shape
+            assert got == (1, dims.n_text_head, *shapes[quantity]), (place, quantity)
+    assert keeper.kept["encoder.input.residual"].shape == (1, n_audio, dims.n_audio_state)
+    assert keeper.kept["decoder.3.residual"].shape == (1, n_text, dims.n_text_state)
+
+
+def test_the_residual_stream_is_what_the_last_norm_reads(own, model):
+    keeper, features, logits = own
+    assert torch.equal(model.encoder.ln_post(keeper.kept["encoder.3.residual"]), features)
+    read = model.decoder.logits(model.decoder.ln(keeper.kept["decoder.3.residual"]))
+    assert torch.allclose(read, logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_recording_changes_nothing_under_any_policy(model, window, policy):
+    keeper = Keeper(model.dims, "encoder.*.weights", "encoder.*.residual")
+    plain, seen = encode(model, [window], policy), encode(model, [window], policy, keeper)
+    for a, b in zip((plain.features, *plain.keys), (seen.features, *seen.keys), strict=True):
+        assert (a - b).norm() < 1e-5 * a.norm()
+    assert keeper.missing == []
+    for name, weights in keeper.kept.items():
+        if name.endswith("weights"):
+            assert torch.allclose(weights.sum(dim=-1), torch.ones(weights.shape[:3]), atol=1e-5)
+
+
+def test_virtual_padding_records_its_probes_too(model, window):
+    keeper = Keeper(model.dims, "encoder.*.probes.weights", "encoder.0.self.weights")
+    encode(model, [window], "virtual", keeper)
+    probes = [name for name in keeper.kept if "probes" in name]
+    assert len(probes) == model.dims.n_audio_layer
+    n_own = window.n_positions + 32  # a margin of 0.64 s
+    assert keeper.kept[probes[0]].shape[2:] == (32, 1500)
+    assert keeper.kept["encoder.0.self.weights"].shape[2] == n_own
+
+
+def test_values_are_kept_although_the_next_layer_writes_over_them(model, window):
+    keeper = Keeper(model.dims, "encoder.*.self.values", "encoder.*.self.weights")
+    both_kept = Keeper(model.dims, "encoder.*.self.outputs")
+    encode(model, [window], "virtual", both(keeper, both_kept))
+    for i in range(model.dims.n_audio_layer):
+        place = f"encoder.{i}.self"
+        again = keeper.kept[f"{place}.weights"] @ keeper.kept[f"{place}.values"]
+        assert torch.allclose(again, both_kept.kept[f"{place}.outputs"], atol=1e-5), place
+
+
+def test_weights_equal_openai_whispers_with_its_fast_attention_off(own, upstream_model, window):
+    ours, features, logits = own
+    theirs, their_features, their_logits = everything(OpenAI(upstream_model), window)
+    assert theirs.missing == []
+    compare(ours.kept, theirs.kept, 1e-5)
+    assert torch.allclose(features, their_features, atol=1e-4)
+    assert torch.allclose(logits, their_logits, atol=1e-4)
+
+
+def test_openai_whisper_is_as_fast_as_before_afterwards(upstream_model, window):
+    from asrmask import upstream
+
+    attention = upstream.whisper().model.MultiHeadAttention
+    everything(OpenAI(upstream_model), window)
+    assert attention.use_sdpa
+    hooks = [m._forward_hooks or m._forward_pre_hooks for m in upstream_model.modules()]
+    assert not any(hooks)
+
+
+def test_weights_equal_hugging_faces(own, model, window):
+    pytest.importorskip("transformers", reason="the optional package transformers is not installed")
+    from asrmask.instruments import huggingface
+
+    subject = huggingface.HuggingFace(huggingface.twin(model))
+    assert subject.dims == model.dims
+    theirs, features, logits = everything(subject, window)
+    assert theirs.missing == []
+    compare(own[0].kept, theirs.kept, 1e-5)
+    assert torch.allclose(own[1], features, atol=1e-4)
+    assert torch.allclose(own[2], logits, atol=1e-3)
+    for place in attention_places(model.dims):
+        assert torch.equal(subject.projection(place), Own(model).projection(place)), place
+    assert torch.equal(subject.readout(7).embedding, Own(model).readout(7).embedding)
+
+
+def test_hugging_faces_fast_attention_is_refused(model):
+    pytest.importorskip("transformers", reason="the optional package transformers is not installed")
+    from asrmask.instruments import huggingface
+
+    other = huggingface.twin(model)
+    other.config._attn_implementation = "sdpa"
+    with pytest.raises(OptionError, match="attn_implementation=\"eager\", got 'sdpa'"):
+        huggingface.HuggingFace(other)
+
+
+def test_without_transformers_a_line_says_how_to_get_it(monkeypatch):
+    import sys
+
+    from asrmask.instruments import huggingface
+
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    huggingface.transformers.cache_clear()
+    with pytest.raises(OptionError, match=r"needs the package transformers, got none: pip install"):
+        huggingface.transformers()
+    huggingface.transformers.cache_clear()
+
+
+def compare(ours, theirs, tolerance):
+    """Weights to the tolerance; what is not a share of 1, relative to its size."""
+    for name, mine in ours.items():
+        other = theirs[name]
+        assert mine.shape == other.shape, name
+        hidden = mine == -torch.inf
+        assert (other[hidden] < -1e30).all(), name
+        far = float((mine - other)[~hidden].abs().max())
+        size = 1.0 if name.endswith("weights") else float(mine[~hidden].abs().max())
+        assert far <= tolerance * size, (name, far, size)
+
+
+def test_a_keeper_says_what_it_does_not_know_and_what_is_missing(model):
+    with pytest.raises(OptionError, match="a name to record must be like encoder"):
+        Keeper(model.dims, "decoder.9.cross.weights")
+    keeper = Keeper(model.dims, "decoder.*.cross.weights")
+    keeper("decoder.1.cross", "weights", torch.zeros(1))
+    keeper("decoder.1.cross", "scores", torch.zeros(1))
+    assert list(keeper.kept) == ["decoder.1.cross.weights"]
+    assert keeper.missing == [f"decoder.{i}.cross.weights" for i in (0, 2, 3)]
+    with pytest.raises(OptionError, match=r"one pass, got decoder\.1\.cross\.weights"):
+        keeper("decoder.1.cross", "weights", torch.zeros(1))
+
+
+def test_a_batch_with_masks_records_what_its_clips_record_alone():
+    """A random small model: two clips of different lengths, masked, beside one clip."""
+    torch.manual_seed(0)
+    dims = ModelDimensions(4, 12, 8, 2, 2, 60, 10, 8, 2, 2)
+    small = Whisper(dims).eval()
+    mel = torch.randn(2, 4, 24)
+    keeper, alone = Keeper(dims, "encoder.*.weights"), Keeper(dims, "encoder.*.weights")
+    with torch.inference_mode():
+        small.encode(mel, masks.padding([5, 12], 12), keeper)
+        small.encode(mel[:1], masks.padding([5], 12), alone)
+    for name, weights in alone.kept.items():
+        assert torch.allclose(weights[0], keeper.kept[name][0], atol=1e-6)
+        assert weights[..., 5:].eq(0).all()
+
+
+def test_the_table_of_places_is_in_the_documentation():
+    for word in ("encoder.N.self", "encoder.N.probes", "decoder.N.cross", "(B, H, Q, K)"):
+        assert word in recording.__doc__
