@@ -123,9 +123,10 @@ def test_openai_whisper_is_as_fast_as_before_afterwards(upstream_model, window):
 
 def test_weights_equal_hugging_faces(own, model, window):
     pytest.importorskip("transformers", reason="the optional package transformers is not installed")
-    from asrmask.instruments import huggingface
+    from asrmask.huggingface import twin
+    from asrmask.instruments.huggingface import HuggingFace
 
-    subject = huggingface.HuggingFace(huggingface.twin(model))
+    subject = HuggingFace(twin(model, attention="eager"))
     assert subject.dims == model.dims
     theirs, features, logits = everything(subject, window)
     assert theirs.missing == []
@@ -139,18 +140,17 @@ def test_weights_equal_hugging_faces(own, model, window):
 
 def test_hugging_faces_fast_attention_is_refused(model):
     pytest.importorskip("transformers", reason="the optional package transformers is not installed")
-    from asrmask.instruments import huggingface
+    from asrmask.huggingface import twin
+    from asrmask.instruments.huggingface import HuggingFace
 
-    other = huggingface.twin(model)
-    other.config._attn_implementation = "sdpa"
     with pytest.raises(OptionError, match="attn_implementation=\"eager\", got 'sdpa'"):
-        huggingface.HuggingFace(other)
+        HuggingFace(twin(model))
 
 
 def test_without_transformers_a_line_says_how_to_get_it(monkeypatch):
     import sys
 
-    from asrmask.instruments import huggingface
+    from asrmask import huggingface
 
     monkeypatch.setitem(sys.modules, "transformers", None)
     huggingface.transformers.cache_clear()

@@ -1,62 +1,19 @@
-"""Hugging Face transformers' Whisper as a subject: the only place that imports transformers.
+"""Hugging Face transformers' Whisper as a subject."""
 
-The package is optional: pip install 'asrmask[transformers]'.
-"""
-
-import warnings
 from contextlib import ExitStack
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from asrmask.attention import Recorder
-from asrmask.checkpoints.hub import DIMENSIONS, renamed
+from asrmask.checkpoints.hub import DIMENSIONS
 from asrmask.errors import OptionError
 from asrmask.instruments.hooks import recorded
 from asrmask.instruments.subject import Readout, by_head
-from asrmask.model import ModelDimensions, Whisper
-from asrmask.torchaudio_import import import_torchaudio
+from asrmask.model import ModelDimensions
 
 PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
-
-
-@cache
-def transformers() -> Any:
-    """The module transformers."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the packages that it imports
-        import_torchaudio()  # it imports torchaudio, which must have been made to work first
-        try:
-            import transformers
-        except ModuleNotFoundError:
-            raise OptionError(
-                "Hugging Face's Whisper needs the package transformers, got none: "
-                "pip install 'asrmask[transformers]'"
-            ) from None
-        return transformers
-
-
-def twin(model: Whisper) -> Any:
-    """transformers' model with the very weights of `model`, on its plain attention."""
-    module = transformers()
-    dims = model.dims.as_dict()
-    config = module.WhisperConfig(
-        **{theirs: dims[ours] for ours, theirs in DIMENSIONS.items()},
-        encoder_ffn_dim=4 * model.dims.n_audio_state,
-        decoder_ffn_dim=4 * model.dims.n_text_state,
-        attn_implementation="eager",
-        pad_token_id=0,
-        bos_token_id=0,
-        eos_token_id=0,
-        decoder_start_token_id=0,
-    )
-    other = module.WhisperForConditionalGeneration(config)
-    ours = model.state_dict()
-    theirs = {name: ours[renamed(name)] for name in other.model.state_dict()}
-    other.model.load_state_dict(theirs)
-    return other.to(model.device, model.dtype).eval()
 
 
 class HuggingFace:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from asrmask.systems import Decoding, Heard, Piece, System
-from asrmask.systems.hub import hub_model
 
 
 def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str | None) -> System:
@@ -20,14 +19,14 @@ def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str 
 class Transformers(System):
     def __init__(self, ours: Any):
         super().__init__()
+        from asrmask import huggingface
         from asrmask.tokenizer import get_tokenizer
 
-        self.model = hub_model(ours)
-        import transformers
-
-        transformers.logging.set_verbosity_error()
+        module = huggingface.transformers()
+        module.logging.set_verbosity_error()
+        self.model = huggingface.twin(ours)
         self.tokenizer = get_tokenizer(ours.is_multilingual, num_languages=ours.num_languages)
-        self.extract = transformers.WhisperFeatureExtractor(feature_size=ours.dims.n_mels)
+        self.extract = module.WhisperFeatureExtractor(feature_size=ours.dims.n_mels)
 
     def watch(self) -> None:
         super().watch()
@@ -48,7 +47,7 @@ class Transformers(System):
             return_attention_mask=True,
         )
         choices: dict[str, Any] = {}
-        if self.tokenizer.encoding.name.startswith("multilingual"):
+        if self.model.generation_config.is_multilingual:
             choices = {"language": decoding.language, "task": decoding.task}
         with torch.inference_mode():
             found = self.model.generate(

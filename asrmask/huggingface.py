@@ -1,23 +1,46 @@
-"""The same weights in Hugging Face transformers' model."""
+"""Hugging Face transformers' Whisper, with the same weights: the only place that imports it.
 
+The package is optional: pip install 'asrmask[systems]'.
+"""
+
+import warnings
+from functools import cache
 from typing import Any
 
 import torch
 
-from asrmask.checkpoints import hub
+from asrmask.checkpoints.hub import DIMENSIONS, renamed
+from asrmask.errors import OptionError
 from asrmask.model import Whisper
 from asrmask.tokenizer import get_tokenizer
 from asrmask.torchaudio_import import import_torchaudio
 
 
-def hub_model(model: Whisper) -> Any:
-    """Hugging Face transformers' model with the very weights of `model`."""
-    import_torchaudio()  # transformers imports it, which fails beside a CPU-only PyTorch
-    import transformers
+@cache
+def transformers() -> Any:
+    """The module transformers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the packages that it imports
+        import_torchaudio()  # it imports torchaudio, which must have been made to work first
+        try:
+            import transformers
+        except ModuleNotFoundError:
+            raise OptionError(
+                "Hugging Face's Whisper needs the package transformers, got none: "
+                "pip install transformers"
+            ) from None
+        return transformers
 
+
+def twin(model: Whisper, attention: str = "sdpa") -> Any:
+    """transformers' model with the very weights of `model`.
+
+    attention: which of its ways to compute it; "eager" is the plain one
+    """
+    module = transformers()
     tokenizer = get_tokenizer(model.is_multilingual, num_languages=model.num_languages)
     dims: dict[str, Any] = {
-        theirs: getattr(model.dims, ours) for ours, theirs in hub.DIMENSIONS.items()
+        theirs: getattr(model.dims, ours) for ours, theirs in DIMENSIONS.items()
     }
     special: dict[str, Any] = {
         "bos_token_id": tokenizer.eot,
@@ -26,8 +49,12 @@ def hub_model(model: Whisper) -> Any:
         "decoder_start_token_id": tokenizer.sot,
     }
     width = model.dims.n_text_state
-    config = transformers.WhisperConfig(
-        **dims, **special, encoder_ffn_dim=4 * width, decoder_ffn_dim=4 * width
+    config = module.WhisperConfig(
+        **dims,
+        **special,
+        attn_implementation=attention,
+        encoder_ffn_dim=4 * width,
+        decoder_ffn_dim=4 * width,
     )
     generation: dict[str, Any] = {
         "no_timestamps_token_id": tokenizer.no_timestamps,
@@ -52,11 +79,11 @@ def hub_model(model: Whisper) -> Any:
             "translate": tokenizer.translate,
         }
     with torch.device("meta"):  # shapes only: the weights are there
-        other = transformers.WhisperForConditionalGeneration(config)
+        other = module.WhisperForConditionalGeneration(config)
     weights = model.state_dict()
     names = [name for name in other.state_dict() if name != "proj_out.weight"]
-    theirs = {name: weights[hub.renamed(name)] for name in names}
+    theirs = {name: weights[renamed(name)] for name in names}
     theirs["proj_out.weight"] = theirs["model.decoder.embed_tokens.weight"]
     other.load_state_dict(theirs, assign=True)
-    other.generation_config = transformers.GenerationConfig(**special, **generation)
+    other.generation_config = module.GenerationConfig(**special, **generation)
     return other.eval()
