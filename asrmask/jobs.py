@@ -44,7 +44,7 @@ class Job:
 
 def plan(sources: Sequence[str], folder: str, forms: Sequence[str]) -> list[Job]:
     """The jobs of a call; files whose outputs would have the same name keep their endings."""
-    named = list(dict.fromkeys(file for source in sources for file in _files(source)))
+    named = list(dict.fromkeys(file for source in sources for file in files(source)))
     stems = Counter(map(_stem, named))
     jobs: list[Job] = []
     taken: dict[Path, str] = {}
@@ -72,7 +72,7 @@ def plan(sources: Sequence[str], folder: str, forms: Sequence[str]) -> list[Job]
     return jobs
 
 
-def _files(source: str) -> list[str]:
+def files(source: str) -> list[str]:
     """The file itself, or the audio and video files in a folder.
 
     A folder without any stays as it is: reading it fails, and the others are still done.

@@ -5,7 +5,7 @@ window say where the next begins, a doubtful window is decoded again at a higher
 the text so far is the prompt of what follows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -44,6 +44,9 @@ from asrmask.words import APPEND_PUNCTUATIONS, PREPEND_PUNCTUATIONS, add_words, 
 POSITION_S = FRAMES_PER_POSITION / FRAMES_PER_SECOND  # seconds from timestamp to timestamp: 0.02
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 PROMPT_RESET_TEMPERATURE = 0.5  # text found above it is not trusted as the next window's prompt
+
+# Called each time that a window has been decoded: with the window, how, and what came out.
+Watch = Callable[[Features, DecodingOptions, DecodingResult], None]
 
 
 @dataclass(frozen=True)
@@ -126,12 +129,18 @@ class Stream:
     """
 
     def __init__(
-        self, model: Whisper, recording: Recording, settings: Settings, options: DecodingOptions
+        self,
+        model: Whisper,
+        recording: Recording,
+        settings: Settings,
+        options: DecodingOptions,
+        watch: Watch | None = None,
     ):
         settings.check()
         use_precision(model, options.fp16)
         self.model = model
         self.settings = settings
+        self.watch = watch
         self.spectrogram = Spectrogram(recording, model.dims.n_mels)
         self.n_frames = self.spectrogram.n_frames
         self.clips = settings.clips(self.n_frames)
@@ -251,8 +260,8 @@ class Stream:
         computed_s, avoided_s = policy.padding_s(window.n_positions)
         if policy.kind == "full" or not settings.policy_fallback:
             self.use.add(computed_s, avoided_s)
-            return memory, replace(self._read(memory, prompt), policy=policy)
-        result = self._read(memory, prompt, settings.temperatures[:1])
+            return memory, replace(self._read(window, memory, prompt), policy=policy)
+        result = self._read(window, memory, prompt, settings.temperatures[:1])
         thresholds = [settings.logprob_threshold, LEAST_LOGPROB]
         reason = runaway(
             result,
@@ -266,19 +275,26 @@ class Stream:
         memory = encode(self.model, [window], policy.fallback)
         again_s, _ = policy.fallback.padding_s(window.n_positions)
         self.use.add(computed_s + again_s, 0.0, reason)
-        result = self._read(memory, prompt)
+        result = self._read(window, memory, prompt)
         return memory, replace(result, policy=policy.fallback, fallback=reason)
 
     def _read(
-        self, memory: Memory, prompt: list[int], temperatures: Sequence[float] | None = None
+        self,
+        window: Features,
+        memory: Memory,
+        prompt: list[int],
+        temperatures: Sequence[float] | None = None,
     ) -> DecodingResult:
-        """The memory's text, at the first temperature that gives a credible one."""
+        """The window's text, at the first temperature that gives a credible one."""
         settings = self.settings
         for temperature in temperatures or settings.temperatures:
             options = replace(self.options, prompt=prompt)
             if self.segments:
                 options = replace(options, prefix=None)  # it was the beginning of the first text
-            (result,) = decode_memory(self.model, memory, at_temperature(options, temperature))
+            options = at_temperature(options, temperature)
+            (result,) = decode_memory(self.model, memory, options)
+            if self.watch is not None:
+                self.watch(window, options, result)
             repetitive = (
                 settings.compression_ratio_threshold is not None
                 and result.compression_ratio > settings.compression_ratio_threshold

@@ -13,7 +13,7 @@ PACKAGE = Path(asrmask.__file__).parent
 ORDER = [
     "errors packed assets torchaudio_import files",
     "policy",
-    "media tokenizer masks writers score transcription",
+    "media tokenizer masks writers score alignment transcription",
     "audio attention",
     "model vad corpus",
     "checkpoints filters virtual",
@@ -23,7 +23,8 @@ ORDER = [
     "hallucination",
     "transcriber",
     "jobs upstream",
-    "parity experiments cost pictures systems",
+    "systems",
+    "comparison experiments cost pictures",
     "cli",
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names.split()}

@@ -12,6 +12,7 @@ from asrmask.errors import AsrmaskError, OptionError, printable
 
 COMMANDS = {
     "transcribe": "speech to text: any audio or video file, of any length",
+    "compare": "openai-whisper and others beside asrmask: stages, tokens, times, text, speed",
     "ablate": "a padding-mask ablation: tables, plots and a page, from speech with transcripts",
     "report": "draw the report of an ablation again, or of several side by side",
     "masks": "what is visible to what in a file, under a padding policy",
