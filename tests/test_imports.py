@@ -11,7 +11,7 @@ PACKAGE = Path(asrmask.__file__).parent
 
 # each may import those before it
 ORDER = [
-    "errors packed assets torchaudio_import files",
+    "errors packed assets torchaudio_import files page",
     "policy",
     "media tokenizer masks writers score alignment transcription",
     "audio attention",
@@ -25,6 +25,7 @@ ORDER = [
     "jobs upstream",
     "systems",
     "comparison experiments cost pictures",
+    "bench",
     "cli",
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names.split()}

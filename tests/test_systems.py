@@ -7,13 +7,15 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import torch
 
 from asrmask import systems
-from asrmask.checkpoints import read
+from asrmask.checkpoints import ctranslate2, read
 from asrmask.errors import OptionError
 from asrmask.score import errors
-from asrmask.systems import Decoding, Named, weights
+from asrmask.systems import Decoding, Named, ct2, ggml
 from asrmask.systems.timer import Timer
+from asrmask.tokenizer import get_tokenizer
 from asrmask.upstream import normalizer
 
 # ------------------------------------------------------------------ names and settings
@@ -22,7 +24,8 @@ from asrmask.upstream import normalizer
 def test_settings_are_read_and_written_alike():
     named = Named.parse("faster-whisper:int8,batch=8")
     assert named == Named("faster-whisper", {"compute_type": "int8", "batch": "8"})
-    assert Named.parse(str(named)) == named
+    assert str(named) == "faster-whisper:int8,batch=8"
+    assert Named.parse("faster-whisper:compute_type=int8,batch=8") == named
     assert str(Named.parse("openai-whisper")) == "openai-whisper"
 
 
@@ -44,7 +47,7 @@ def test_values_of_settings_are_checked():
     with pytest.raises(OptionError, match="batch must be a whole number, 1 or more, got '0'"):
         systems.whole_number({"batch": "0"}, "batch", 1)
     with pytest.raises(OptionError, match="weights must be one of f16, q8_0, q5_0, got 'q4'"):
-        systems.one_of({"weights": "q4"}, "weights", weights.FORMS)
+        systems.one_of({"weights": "q4"}, "weights", ggml.FORMS)
 
 
 def test_a_missing_package_is_told_with_the_way_to_install_it(monkeypatch):
@@ -58,7 +61,7 @@ def test_a_missing_package_is_told_with_the_way_to_install_it(monkeypatch):
 
 def test_q8_0_has_a_scale_and_32_numbers_a_block():
     values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
-    packed = np.frombuffer(weights.ENCODERS[8](values), dtype=[("d", "<f2"), ("q", "i1", 32)])
+    packed = np.frombuffer(ggml.ENCODERS[8](values), dtype=[("d", "<f2"), ("q", "i1", 32)])
     assert len(packed) == 8
     back = packed["d"].astype(np.float32)[:, None] * packed["q"]
     largest = np.abs(values.reshape(-1, 32)).max(axis=1, keepdims=True)
@@ -68,7 +71,7 @@ def test_q8_0_has_a_scale_and_32_numbers_a_block():
 def test_q5_0_has_a_scale_a_fifth_bit_and_half_a_byte_a_number():
     values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
     form = [("d", "<f2"), ("high", "<u4"), ("low", "u1", 16)]
-    packed = np.frombuffer(weights.ENCODERS[6](values), dtype=form)
+    packed = np.frombuffer(ggml.ENCODERS[6](values), dtype=form)
     back = np.empty((8, 32), np.float32)
     for i, block in enumerate(packed):
         for j in range(32):
@@ -81,19 +84,57 @@ def test_q5_0_has_a_scale_a_fifth_bit_and_half_a_byte_a_number():
 
 def test_a_block_of_zeros_stays_zero():
     zeros = np.zeros((1, 32), np.float32)
-    assert weights.ENCODERS[8](zeros) == bytes(34)
-    assert np.frombuffer(weights.ENCODERS[6](zeros)[:2], "<f2") == 0
+    assert ggml.ENCODERS[8](zeros) == bytes(34)
+    assert np.frombuffer(ggml.ENCODERS[6](zeros)[:2], "<f2") == 0
 
 
 def test_a_ggml_file_begins_with_the_model_and_has_every_weight():
     _, checkpoint = read("tiny.en")
     file = io.BytesIO()
-    weights.write_ggml(file, checkpoint, "f16")
+    ggml.write(file, checkpoint, "f16")
     data = file.getvalue()
     dims = checkpoint.dims
     assert struct.unpack_from("<3i", data) == (0x67676D6C, dims.n_vocab, dims.n_audio_ctx)
     assert struct.unpack_from("<3i", data, 44) == (1, dims.n_mels, 201)
     assert all(name.encode() in data for name in checkpoint.weights)
+
+
+def test_a_ctranslate2_folder_gives_the_same_weights_back(tmp_path):
+    pytest.importorskip("tokenizers", reason="tokenizers comes with faster-whisper")
+    _, checkpoint = read("tiny.en")
+    ct2.write(tmp_path / "folder", checkpoint)
+    again = ctranslate2.read(tmp_path / "folder")
+    assert again.dims == checkpoint.dims
+    assert again.alignment_heads == checkpoint.alignment_heads
+    assert again.weights.keys() == checkpoint.weights.keys()
+    for name, weight in checkpoint.weights.items():
+        assert torch.equal(again.weights[name].float(), weight.float()), name
+
+
+def test_a_tokenizer_file_gives_the_same_tokens(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers comes with faster-whisper")
+    for multilingual in (False, True):
+        ours = get_tokenizer(multilingual)
+        special = sorted(ours.encoding._special_tokens.items(), key=lambda pair: pair[1])
+        ct2.write_tokenizer(tmp_path / "t.json", ours, [name for name, _ in special])
+        theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "t.json"))
+        for text in (" And so, my fellow Americans", " naïve café — 12,345 €", " 日本語です。"):
+            tokens = theirs.encode(text, add_special_tokens=False).ids
+            assert tokens == ours.encode(text)
+            assert theirs.decode(tokens) == text
+        assert theirs.token_to_id("<|notimestamps|>") == ours.no_timestamps
+
+
+def test_faster_whisper_hears_with_weights_written_for_it(samples, sample, tmp_path):
+    if find_spec("faster_whisper") is None:
+        pytest.skip("faster-whisper is not installed")
+    _, checkpoint = read("tiny.en")
+    ct2.write(tmp_path / "folder", checkpoint)
+    texts = []
+    for weights in (systems.prepare(Named("faster-whisper", {}), "tiny.en", tmp_path), "folder"):
+        system = systems.load(Named("faster-whisper", {}), str(tmp_path / weights), threads=1)
+        texts.append(system.transcribe(sample, Decoding(word_timestamps=True)))
+    assert texts[0] == texts[1]
 
 
 # ------------------------------------------------------------------ speech
@@ -117,7 +158,7 @@ def test_every_system_hears_the_same_speech(text, samples, sample, tmp_path):
     kind = systems.KINDS[named.name]
     if find_spec(kind.package) is None:
         pytest.skip(f"{kind.install} is not installed")
-    system = systems.load(named, systems.prepare(named, "tiny.en", tmp_path), threads=2)
+    system = systems.load(named, systems.prepare(named, "tiny.en", tmp_path), threads=1)
     heard = system.transcribe(sample, Decoding(language="en"))
     normalise = normalizer("en")
     assert errors(normalise(samples[sample]), normalise(heard.text)).wer < 0.2

@@ -14,7 +14,8 @@ COMMANDS = {
     "transcribe": "speech to text: any audio or video file, of any length",
     "compare": "openai-whisper and others beside asrmask: stages, tokens, times, text, speed",
     "ablate": "a padding-mask ablation: tables, plots and a page, from speech with transcripts",
-    "report": "draw the report of an ablation again, or of several side by side",
+    "bench": "speed, memory and word error rate beside other systems, on the same files",
+    "report": "draw the report of an ablation or a benchmark again, or of several side by side",
     "masks": "what is visible to what in a file, under a padding policy",
     "models": "the models there are, and which of them are on this machine",
 }

@@ -3,19 +3,31 @@
 import argparse
 from pathlib import Path
 
+from asrmask.errors import OptionError
+
 USAGE = "DIR… [--out DIR]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="DIR", help="folders of `asrmask ablate`")
+    parser.add_argument(
+        "runs", nargs="+", metavar="DIR", help="folders of `asrmask ablate`, or of `asrmask bench`"
+    )
     parser.add_argument("--out", metavar="DIR", help="default: the run itself, or . for several")
 
 
 def run(args: argparse.Namespace) -> int:
-    from asrmask.experiments import report
-
     folders = [Path(folder) for folder in args.runs]
     out = Path(args.out) if args.out else folders[0] if len(folders) == 1 else Path(".")
-    for path in report.write(folders, out):
+    is_bench = [path.suffix == ".json" or (path / "bench.json").is_file() for path in folders]
+    if any(is_bench) and not all(is_bench):
+        raise OptionError("runs must be all of ablate or all of bench, got both")
+    if all(is_bench):
+        from asrmask.bench.report import write
+
+        if out.suffix == ".json":
+            out = out.parent
+    else:
+        from asrmask.experiments.report import write
+    for path in write(folders, out):
         print(path)
     return 0

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from asrmask import page
 from asrmask.alignment import as_html
 from asrmask.upstream import normalizer
 
@@ -11,12 +12,9 @@ MOST_TEXTS = 200  # files whose texts are shown: those that differ first
 
 def render(data: dict[str, Any]) -> str:
     """The page."""
-    import jinja2
-
-    template = (Path(__file__).parent / "compare.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     files = sorted(data["files"], key=lambda file: file["equal"])
-    return environment.from_string(template).render(
+    return page.render(
+        Path(__file__).parent / "compare.html.j2",
         data=data,
         texts=[(file, _texts(file)) for file in files[:MOST_TEXTS]],
         percent=lambda wer: "" if wer is None else f"{100 * wer:.2f}",

@@ -3,9 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,6 +11,7 @@ from matplotlib.figure import Figure
 
 from asrmask.experiments.spec import Cell, Decoding, Trailing
 from asrmask.experiments.statistics import Results, blocks_of, errors_of
+from asrmask.page import drawn
 from asrmask.policy import Policy
 from asrmask.score import Errors, difference_interval
 
@@ -50,10 +49,7 @@ def render(plot: Plot, results: Results, model: str, form: str) -> bytes | None:
         axes.legend(fontsize=7, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(plot.title, loc="left", fontsize=11)
-    out = BytesIO()
-    metadata: dict[str, Any] = {"Date": None} if form == "svg" else {}
-    figure.savefig(out, format=form, dpi=130, metadata=metadata)
-    return out.getvalue()
+    return drawn(figure, form)
 
 
 def plain(results: Results, model: str) -> list[Cell]:

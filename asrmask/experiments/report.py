@@ -20,6 +20,8 @@ from asrmask.experiments.statistics import (
     load,
 )
 from asrmask.files import replacing
+from asrmask.page import embedded
+from asrmask.page import render as render_page
 from asrmask.policy import Policy
 from asrmask.upstream import normalizer
 
@@ -235,17 +237,13 @@ def audio_of(about: dict[str, Any]) -> str | None:
 
 def page(runs: Sequence[Results]) -> str:
     """The whole report as one page that needs nothing else."""
-    import jinja2
-
-    template = (Path(__file__).parent / "report.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     sections = []
     for results in runs:
         plots = []
         for model in results.spec.models:
             for plot in PLOTS:
                 svg = render(plot, results, model, "svg")
-                drawing = None if svg is None else base64.b64encode(svg).decode()
+                drawing = None if svg is None else embedded(svg)
                 plots.append({"plot": plot, "model": model, "svg": drawing})
         sections.append(
             {
@@ -259,7 +257,8 @@ def page(runs: Sequence[Results]) -> str:
                 "n_clips": sum(c["kind"] == "speech" for c in results.about["clips"].values()),
             }
         )
-    return environment.from_string(template).render(
+    return render_page(
+        Path(__file__).parent / "report.html.j2",
         sections=sections,
         names=SHOWN,
         value_of=value_of,

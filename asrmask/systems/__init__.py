@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asrmask.errors import OptionError
+from asrmask.files import replacing
 from asrmask.systems.timer import Timer
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Named:
     @classmethod
     def parse(cls, text: str) -> "Named":
         """
-        >>> Named.parse("faster-whisper:compute_type=int8,batch=8").options
+        >>> Named.parse("faster-whisper:int8,batch=8").options
         {'compute_type': 'int8', 'batch': '8'}
         """
         name, _, rest = text.partition(":")
@@ -146,7 +147,8 @@ class Named:
         return cls(name, options)
 
     def __str__(self) -> str:
-        settings = ",".join(f"{key}={value}" for key, value in self.options.items())
+        first = next(iter(KINDS[self.name].options), None)
+        settings = ",".join(v if k == first else f"{k}={v}" for k, v in self.options.items())
         return f"{self.name}:{settings}" if settings else self.name
 
     def check(self) -> None:
@@ -160,12 +162,29 @@ class Named:
 
 
 def prepare(named: Named, model_name: str, folder: Path, model_dir: str | None = None) -> str:
-    """What `load` is to be given of a model: its name, or a file in `folder` with its weights."""
+    """What `load` is to be given of a model: its name, or its weights, written to `folder`."""
     named.check()
-    if named.name in {"faster-whisper", "whisper.cpp"}:
-        from asrmask.systems import weights
+    if named.name == "faster-whisper":
+        from asrmask.checkpoints import read
+        from asrmask.systems import ct2
 
-        return str(weights.converted(named.name, named.options, model_name, folder, model_dir))
+        path, checkpoint = read(model_name, model_dir)
+        if (path / "model.bin").is_file() and (path / "tokenizer.json").is_file():
+            return str(path)
+        out = folder / "ctranslate2"
+        if not (out / "model.bin").exists():
+            ct2.write(out, checkpoint)
+        return str(out)
+    if named.name == "whisper.cpp":
+        from asrmask.checkpoints import read
+        from asrmask.systems import ggml
+
+        form = one_of(named.options, "weights", ggml.FORMS)
+        out = folder / f"ggml-{form}.bin"
+        if not out.exists():
+            with replacing(out, binary=True) as file:
+                ggml.write(file, read(model_name, model_dir)[1], form)
+        return str(out)
     return model_name
 
 

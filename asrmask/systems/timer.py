@@ -17,6 +17,10 @@ class Timer:
         self._within: list[str] = []
         self._since = 0.0
 
+    def reset(self) -> None:
+        for name in self.seconds:
+            self.seconds[name] = 0.0
+
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         self._settle()

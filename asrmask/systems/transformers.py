@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from asrmask.systems import Decoding, Heard, Piece, System
-from asrmask.systems.weights import hub_model
+from asrmask.systems.hub import hub_model
 
 
 def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str | None) -> System:

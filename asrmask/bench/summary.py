@@ -1,0 +1,272 @@
+"""What a benchmark found: medians, ratios and fits, as numbers and as Markdown."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from asrmask.score import Errors, total
+
+REFERENCE = "openai-whisper"  # what ratios are to, if it took part; otherwise the first system
+
+
+@dataclass(frozen=True)
+class Line:
+    """One system on one work, over all rounds."""
+
+    system: str
+    work: str
+    decoding: str
+    seconds: list[float]  # a round each
+    audio_s: float
+    ratios: list[float]  # how many times as fast as the reference, a round each
+    peak_mb: float | None
+    first_text_s: float | None  # from a cold start
+    alone_s: float | None  # of one clip by itself, warm
+    parts: dict[str, float]
+    errors: Errors | None
+    failed: str | None = None
+
+    @property
+    def median_s(self) -> float | None:
+        return statistics.median(self.seconds) if self.seconds else None
+
+    @property
+    def times_real_time(self) -> float | None:
+        return self.audio_s / self.median_s if self.median_s else None
+
+    @property
+    def ratio(self) -> float | None:
+        return statistics.median(self.ratios) if self.ratios else None
+
+
+def reference_of(result: dict[str, Any]) -> str:
+    systems = list(dict.fromkeys(run["system"] for run in result["runs"]))
+    return REFERENCE if REFERENCE in systems or not systems else systems[0]
+
+
+def lines(result: dict[str, Any]) -> list[Line]:
+    """Every system on every work and decoding, in the order of the runs."""
+    runs = result["runs"]
+    keys = list(dict.fromkeys((r["work"], r["decoding"], r["system"]) for r in runs))
+    reference = reference_of(result)
+    base = {
+        (r["work"], r["decoding"], r["round"]): r["seconds"]
+        for r in runs
+        if r["system"] == reference and "seconds" in r
+    }
+    found = []
+    for work, decoding, system in keys:
+        mine = [
+            r for r in runs if (r["work"], r["decoding"], r["system"]) == (work, decoding, system)
+        ]
+        good = [r for r in mine if "seconds" in r]
+        failed = next((r["error"] for r in mine if "error" in r), None)
+        known = [Errors(**e) for e in good[0]["errors"]] if good else []
+        names = good[0]["parts"] if good else {}
+        found.append(
+            Line(
+                system,
+                work,
+                decoding,
+                [r["seconds"] for r in good],
+                result["works"][work]["seconds"],
+                [
+                    base[work, decoding, r["round"]] / r["seconds"]
+                    for r in good
+                    if (work, decoding, r["round"]) in base
+                ],
+                max((r["peak_mb"] for r in good), default=None),
+                _median([r["first_text_s"] for r in good]),
+                _median([s for r in good for s in r["alone_s"]]),
+                {name: statistics.median(r["parts"][name] for r in good) for name in names},
+                total(known) if known else None,
+                failed,
+            )
+        )
+    return found
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+# ---------------------------------------------------------------- fits
+
+
+@dataclass(frozen=True)
+class Fit:
+    """seconds ≈ fixed + each · size, by least squares of relative errors; and a power law."""
+
+    fixed: float
+    each: float
+    slope: float  # of log seconds over log size: 1 is proportional, 0 is constant
+
+    def at(self, size: float) -> float:
+        return self.fixed + self.each * size
+
+
+def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Fit | None:
+    """The line through measurements; None from fewer than three.
+
+    >>> fit([1, 2, 4], [3, 5, 9])
+    Fit(fixed=1.0, each=2.0, slope=0.79)
+    """
+    if len(sizes) < 3:
+        return None
+    x, y = np.asarray(sizes, float), np.asarray(seconds, float)
+    design = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
+    fixed, each = np.linalg.lstsq(design, np.ones_like(y), rcond=None)[0]
+    slope = np.polyfit(np.log(x), np.log(y), 1)[0]
+    return Fit(round(float(fixed), 6), round(float(each), 6), round(float(slope), 2))
+
+
+def grown(result: dict[str, Any], axis: str) -> dict[str, tuple[list[float], list[float]]]:
+    """For each system: sizes along an axis, and the seconds that each took."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for entry in result.get("scaling", []):
+        if entry["axis"] == axis and "seconds" in entry:
+            sizes, seconds = found.setdefault(entry["system"], ([], []))
+            sizes.append(entry["size"])
+            seconds.append(entry["seconds"])
+    return found
+
+
+AXES = {
+    "clip": ("length of a clip, s", "s of audio"),
+    "file": ("length of a file, minutes", "minute of audio"),
+    "batch": ("windows in a batch", "window more"),
+}
+
+
+# ---------------------------------------------------------------- Markdown
+
+HEADINGS = (
+    *("system", "WER %", "seconds, median (least … most)", "× real time", "times as fast"),
+    *("peak MB", "first text from cold, s", "one clip, warm, ms", "audio / Mel / enc / dec, s"),
+)
+
+
+def cells(line: Line) -> list[str]:
+    """A line of the table, as people read it; "no data" where there is none."""
+    if line.median_s is None:
+        return [line.system, f"failed: {line.failed}", *["no data"] * (len(HEADINGS) - 2)]
+    spread = f"{min(line.seconds):.2f} … {max(line.seconds):.2f}"
+    ratios = "no data"
+    if line.ratio is not None:
+        ratios = f"{line.ratio:.2f} ({min(line.ratios):.2f} … {max(line.ratios):.2f})"
+    parts = [line.parts.get(p, 0.0) for p in ("audio", "spectrogram", "encoder", "decoder")]
+    split = " / ".join(f"{s:.2f}" for s in parts) if parts[2] > 0 else f"{parts[0]:.2f} / no data"
+    return [
+        line.system,
+        "no data" if line.errors is None else f"{100 * line.errors.wer:.2f}",
+        f"{line.median_s:.2f} ({spread})",
+        f"{line.times_real_time:.1f}",
+        ratios,
+        f"{line.peak_mb:.0f}",
+        f"{line.first_text_s:.1f}",
+        f"{1000 * (line.alone_s or 0):.0f}",
+        split,
+    ]
+
+
+def tables(result: dict[str, Any]) -> list[tuple[str, list[Line]]]:
+    """A table for each work and decoding: its title and its lines."""
+    found: dict[tuple[str, str], list[Line]] = {}
+    for line in lines(result):
+        found.setdefault((line.work, line.decoding), []).append(line)
+    told = []
+    for (work, decoding), several in found.items():
+        about = result["works"][work]
+        title = f"{work}: {about['clips']} files, {about['seconds']:.1f} s, {decoding}"
+        told.append((title, several))
+    return told
+
+
+def markdown(result: dict[str, Any]) -> str:
+    about = result["about"]
+    packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
+    out = [
+        f"# {about['model']} on {about['threads']} threads of {about['processor']}",
+        "",
+        f"`{about['command']}`, {about['date']}, {about['rounds']} rounds. {packages}.",
+        f"Times as fast: as {reference_of(result)}, in the same round.",
+    ]
+    for title, several in tables(result):
+        out += ["", f"## {title}", "", "| " + " | ".join(HEADINGS) + " |"]
+        out.append("|---" * len(HEADINGS) + "|")
+        out += ["| " + " | ".join(cells(line)) + " |" for line in several]
+    out += ["", *_limits(result), *_growth(result)]
+    return "\n".join(out).rstrip() + "\n"
+
+
+def _limits(result: dict[str, Any]) -> list[str]:
+    machine = result.get("machine", {})
+    if "limits" not in machine:
+        return ["## Limits of the machine", "", f"No data: {machine.get('error', 'none')}.", ""]
+    found = machine["limits"]
+    out = [
+        "## Limits of the machine",
+        "",
+        f"Products: {found['float32_operations']:.0f} billion operations a second in float32, "
+        f"{found['int8_operations']:.0f} in int8. Reading: {found['float32_bytes']:.1f} GB a "
+        f"second of float32, {found['int8_bytes']:.1f} of int8.",
+        "",
+        "| part of asrmask, float32 | least ms | takes ms | share reached |",
+        "|---|---|---|---|",
+    ]
+    for share in machine["shares"]:
+        out.append(
+            f"| {share['part']} | {1000 * share['least_s']:.2f} | {1000 * share['taken_s']:.2f} "
+            f"| {100 * share['reached']:.0f} % |"
+        )
+    return [*out, ""]
+
+
+def _growth(result: dict[str, Any]) -> list[str]:
+    out: list[str] = []
+    for axis, (name, unit) in AXES.items():
+        found = grown(result, axis)
+        if not found:
+            continue
+        out += [
+            f"## How cost grows with the {name.split(',')[0]}",
+            "",
+            f"| system | seconds at each {name} | fixed s | s a {unit} | slope |",
+            "|---|---|---|---|---|",
+        ]
+        for system, (sizes, seconds) in found.items():
+            told = ", ".join(f"{a:g}: {b:.2f}" for a, b in zip(sizes, seconds, strict=True))
+            line = fit(sizes, seconds)
+            numbers = (
+                "no data | no data | no data"
+                if line is None
+                else f"{line.fixed:.3f} | {line.each:.4f} | {line.slope:.2f}"
+            )
+            out.append(f"| {system} | {told} | {numbers} |")
+        out.append("")
+    return out
+
+
+def against(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
+    """How a benchmark stands to an older one, line by line; above 1 is faster."""
+    before = {(x.work, x.decoding, x.system): x for x in lines(old)}
+    out = [f"against the benchmark of {old['about']['date']} (asrmask {old['about']['asrmask']}):"]
+    machines = [r.get("machine", {}).get("limits") for r in (new, old)]
+    if all(machines):
+        rate = machines[0]["float32_operations"] / machines[1]["float32_operations"]
+        out.append(f"  machine, float32 products: {rate:.2f} times as fast")
+    for line in lines(new):
+        then = before.get((line.work, line.decoding, line.system))
+        if then is None or then.median_s is None or line.median_s is None:
+            continue
+        told = f"  {line.work}, {line.decoding}, {line.system}: "
+        told += f"{then.median_s / line.median_s:.2f} times as fast"
+        if line.ratio and then.ratio:
+            told += f", {line.ratio / then.ratio:.2f} relative to {reference_of(new)}"
+        if line.peak_mb and then.peak_mb:
+            told += f", {line.peak_mb / then.peak_mb:.2f} of its memory"
+        out.append(told)
+    return out

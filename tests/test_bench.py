@@ -1,0 +1,224 @@
+"""Benchmarks: what is measured, how it is summed up, and what is written."""
+
+import json
+import statistics
+import wave
+
+import numpy as np
+import pytest
+
+from asrmask.bench import report, run, summary
+from asrmask.cli import main
+from asrmask.corpus import Clip
+from asrmask.errors import OptionError
+from asrmask.systems import Decoding, Named
+
+
+def entry(system, number, seconds, work="short", **more):
+    """One measurement, made up."""
+    wrong = {"substitutions": 1, "deletions": 0, "insertions": 1, "n_words": 8}
+    return {
+        "system": system,
+        "decoding": "greedy",
+        "work": work,
+        "round": number,
+        "seconds": seconds,
+        "parts": {"audio": 0.1, "spectrogram": 0.1, "encoder": seconds / 2, "decoder": 0.2},
+        "peak_mb": 400.0 + number,
+        "first_text_s": 2.0,
+        "alone_s": [0.5, 0.7],
+        "errors": [wrong, wrong],
+        "texts": ["a", "b"],
+        **more,
+    }
+
+
+@pytest.fixture
+def result():
+    """A benchmark of three rounds in which one system fails once, made up."""
+    ours, theirs = [2.0, 4.0, 2.0], [8.0, 12.0, 6.0]
+    runs = []
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=True), start=1):
+        runs += [entry("asrmask", number, a), entry("openai-whisper", number, b)]
+    runs.append(
+        {
+            "system": "whisper.cpp:q8_0",
+            "decoding": "greedy",
+            "work": "short",
+            "round": 1,
+            "error": "no such file",
+        }
+    )
+    scaling = [
+        {"axis": "clip", "system": "asrmask", "size": x, "seconds": 1 + 2 * x, "peak_mb": 1}
+        for x in (1, 2, 4, 8)
+    ]
+    shares = [{"part": "encoder", "least_s": 0.1, "taken_s": 0.2, "reached": 0.5}]
+    limits = dict.fromkeys(
+        ("float32_operations", "int8_operations", "float32_bytes", "int8_bytes"), 100.0
+    )
+    return {
+        "about": {
+            "command": "asrmask bench",
+            "date": "2026-01-01 00:00 UTC",
+            "asrmask": "0",
+            "model": "tiny.en",
+            "threads": 2,
+            "rounds": 3,
+            "processor": "a processor",
+            "packages": {"torch": "1"},
+        },
+        "works": {"short": {"clips": 2, "seconds": 40.0}},
+        "machine": {"limits": limits, "shares": shares},
+        "runs": runs,
+        "scaling": scaling,
+    }
+
+
+# ------------------------------------------------------------------ summing up
+
+
+def test_ratios_are_taken_within_rounds(result):
+    line = summary.lines(result)[0]
+    assert line.system == "asrmask"
+    assert line.ratios == [4.0, 3.0, 3.0]
+    assert line.ratio == 3.0  # the ratio of the medians would be 4
+    assert line.median_s == 2.0
+    assert line.times_real_time == 20.0
+    assert line.peak_mb == 403.0
+    assert line.alone_s == statistics.median([0.5, 0.7] * 3)
+    assert line.errors.wer == 4 / 16
+
+
+def test_a_failed_system_is_told_and_no_number_is_made_up(result):
+    line = summary.lines(result)[2]
+    assert line.failed == "no such file"
+    assert line.median_s is None
+    assert summary.cells(line)[1:3] == ["failed: no such file", "no data"]
+
+
+def test_without_openai_whisper_ratios_are_to_the_first_system(result):
+    result["runs"] = [r for r in result["runs"] if r["system"] != "openai-whisper"]
+    assert summary.reference_of(result) == "asrmask"
+    assert summary.lines(result)[0].ratios == [1.0, 1.0, 1.0]
+
+
+def test_a_line_is_fitted_by_relative_errors():
+    found = summary.fit([1, 2, 4, 8], [3, 5, 9, 17])
+    assert (found.fixed, found.each) == (1.0, 2.0)
+    assert summary.fit([1, 10, 100], [2, 20, 200]).slope == 1.0
+    assert summary.fit([1, 2], [1, 2]) is None
+
+
+def test_an_older_benchmark_is_compared_line_by_line(result):
+    old = json.loads(json.dumps(result))
+    for one in old["runs"]:
+        if one["system"] == "asrmask":
+            one["seconds"] *= 3
+    told = summary.against(result, old)
+    assert "asrmask: 3.00 times as fast, 3.00 relative to openai-whisper" in told[2]
+    assert "openai-whisper: 1.00 times as fast" in told[3]
+
+
+def test_markdown_has_every_system_and_the_limits(result):
+    told = summary.markdown(result)
+    assert "| asrmask | 25.00 | 2.00 (2.00 … 4.00) | 20.0 | 3.00 (3.00 … 4.00) |" in told
+    assert "| encoder | 100.00 | 200.00 | 50 % |" in told
+    assert "| asrmask | 1: 3.00, 2: 5.00, 4: 9.00, 8: 17.00 | 1.000 | 2.0000 |" in told
+
+
+def test_pages_are_whole_and_need_nothing_else(result, tmp_path):
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        run.save(result, tmp_path / name)
+    written = report.write([tmp_path / "old", tmp_path / "new" / "bench.json"], tmp_path / "both")
+    page = (tmp_path / "both" / "bench.html").read_text()
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert page.count("Limits of the machine") == 2
+    assert "against the benchmark of 2026-01-01" in page
+    names = {path.name for path in written}
+    assert {"bench.md", "1-speed-1.png", "2-growth-clip.svg"} <= names
+
+
+# ------------------------------------------------------------------ measuring
+
+
+def test_systems_take_turns_within_every_round():
+    works = [run.Work("a", []), run.Work("b", [])]
+    systems = [Named("asrmask", {}), Named("openai-whisper", {})]
+    request = run.Request(works, systems, [Decoding()], 2, "tiny.en", None, 2, [], 1, "")
+    order = [(n, work.name, named.name) for n, (work, _, named) in run.rounds(request)]
+    assert order[:4] == [
+        (1, "a", "asrmask"),
+        (1, "a", "openai-whisper"),
+        (1, "b", "asrmask"),
+        (1, "b", "openai-whisper"),
+    ]
+    assert len(order) == 8
+
+
+def test_clips_are_taken_from_all_over_the_list(tmp_path):
+    clips = [Clip(tmp_path / f"{i}.wav") for i in range(10)]
+    assert [clip.id for clip in run.sampled(clips, 5)] == ["0", "2", "4", "6", "8"]
+    assert run.sampled(clips, None) == run.sampled(clips, 99) == clips
+    with pytest.raises(OptionError, match="--most must be 1 or more, got 0"):
+        run.sampled(clips, 0)
+
+
+def test_speech_is_cut_to_the_length_asked_for(tmp_path):
+    paths = run.cut(np.zeros(5 * run.RATE, np.float32), 0.5, tmp_path)
+    assert len(paths) == run.N_CUT
+    with wave.open(str(paths[0])) as file:
+        assert (file.getnframes(), file.getframerate()) == (run.RATE // 2, run.RATE)
+
+
+def test_a_process_that_dies_is_a_failure_that_says_why():
+    found = run.in_process("asrmask.bench.nothing", {}, 1)
+    assert "No module named asrmask.bench.nothing" in found["error"]
+
+
+def test_a_benchmark_is_measured_and_written(tmp_path, capsys, samples):
+    path, text = min(samples.items(), key=lambda item: item[0].stat().st_size)
+    manifest = tmp_path / "one.tsv"
+    manifest.write_text(f"path\ttext\n{path}\t{text}\n")
+    out = tmp_path / "out"
+    command = ["bench", str(manifest), "--systems", "asrmask:virtual", "asrmask"]
+    assert main([*command, "--rounds", "1", "--threads", "1", "--out", str(out)]) == 0
+    found = run.read(out)
+    assert [one["system"] for one in found["runs"]] == ["asrmask:virtual", "asrmask"]
+    one = found["runs"][0]
+    assert sum(one["parts"].values()) <= one["seconds"]
+    assert one["parts"]["encoder"] > 0
+    assert one["parts"]["decoder"] > 0
+    assert 100 < one["peak_mb"] < 4000
+    assert one["loaded_s"] < one["first_text_s"]
+    assert sum(e["substitutions"] for e in one["errors"]) <= 3
+    assert found["machine"]["limits"]["float32_operations"] > 0
+    assert (out / "bench.html").is_file()
+    assert "| asrmask:virtual |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--systems", "nothing"], "a system must be one of"),
+        (["--settings", "beam"], "--settings must be of greedy, beam5, …, got 'beam'"),
+        (["--scaling", "depth"], "--scaling must be of clip, file, batch, got 'depth'"),
+        (["--rounds", "0"], "--rounds must be positive, got 0"),
+        (["nowhere"], "nowhere: no such file or folder"),
+        (["--against", "nowhere.json"], "nowhere.json: No such file or directory"),
+    ],
+)
+def test_wrong_flags_are_told_in_one_line(flags, told, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *flags]) in {1, 2}
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_reports_are_of_one_kind(result, tmp_path, capsys):
+    run.save(result, tmp_path)
+    assert main(["report", str(tmp_path)]) == 0
+    assert str(tmp_path / "bench.html") in capsys.readouterr().out
+    assert main(["report", str(tmp_path), str(tmp_path / "other")]) == 2
