@@ -8,7 +8,7 @@ from asrmask.alignment import as_text
 from asrmask.comparison.against import OPENAI, Against
 from asrmask.comparison.partings import NEAR
 from asrmask.comparison.run import Compared
-from asrmask.comparison.stages import TOLERANCE, Stage, worst
+from asrmask.comparison.stages import TOLERANCE, Stage
 from asrmask.comparison.times import TOLERANCE_S
 from asrmask.comparison.transcripts import TIME_S
 from asrmask.score import Errors, total
@@ -16,6 +16,10 @@ from asrmask.upstream import normalizer
 
 ROW = "{:26}{:16}{:8}{:>9}{:>7}{:>17}{:>9}"
 HEAD = ROW.format("file", "against", "verdict", "of tol.", "words", "WER % (theirs)", "time")
+LEGEND = (
+    "of tol.: the largest difference of a stage, in units of its tolerance; "
+    "words: how many differ; time: theirs to ours"
+)
 COMPARED = {
     True: f"log-Mel, every module of encoder and decoder, cross keys and values and teacher-forced "
     f"logits of every window to {TOLERANCE:g} (inside layers relative to their size), then "
@@ -52,15 +56,12 @@ class Report:
         """The worst of each layer over all clips, and the clip."""
         if OPENAI not in self.systems:
             return []
-        clips = {
-            id(stage): compared.clip.path.name
-            for compared, against in self.beside(OPENAI)
-            for stage in against.stages
-        }
-        found = [stage for _, against in self.beside(OPENAI) for stage in against.stages]
-        return [
-            (stage, clips[id(stage)] if stage.difference else "") for stage in worst(found).values()
-        ]
+        found: dict[str, tuple[Stage, str]] = {}
+        for compared, against in self.beside(OPENAI):
+            for stage in against.stages:
+                if stage.group not in found or stage.excess > found[stage.group][0].excess:
+                    found[stage.group] = stage, compared.clip.path.name if stage.difference else ""
+        return list(found.values())
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
@@ -190,6 +191,7 @@ def ending(report: Report) -> Iterator[str]:
             numbers = f"{stage.difference:9.1e}{stage.tolerance:11.1e}"
             yield f"{stage.group:32}{numbers}{mark}{where}".rstrip()
     yield ""
+    yield LEGEND
     for system in report.systems:
         yield str(summary(report, system)["told"])
     yield verdict(report)
@@ -197,11 +199,7 @@ def ending(report: Report) -> Iterator[str]:
 
 def verdict(report: Report) -> str:
     n_different = sum(not compared.is_equal for compared in report.found)
-    told = (
-        "equal within tolerance"
-        if not n_different
-        else (f"not equal: {n_different} of {len(report.found)} files differ")
-    )
-    if not report.found:
-        told = "nothing was compared"
+    told = f"not equal: {n_different} of {len(report.found)} files differ"
+    if not n_different:
+        told = "equal within tolerance" if report.found else "nothing was compared"
     return told + (f"; failed: {len(report.failed)}" if report.failed else "")
