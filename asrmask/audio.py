@@ -10,7 +10,9 @@ Padding happens in one place, `Spectrogram.window`, and its kind is named by the
   same noise every time.
 """
 
+import io
 import tempfile
+import wave
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,6 +110,17 @@ def load_audio(file: str | Path, sr: int = SAMPLE_RATE) -> np.ndarray:
         raise OptionError(f"sr must be {SAMPLE_RATE}, the rate Whisper hears, got {sr}")
     recording = Recording.open(file)
     return recording.read(0, recording.n_samples)
+
+
+def as_wav(samples: np.ndarray) -> bytes:
+    """16 kHz samples as the content of a WAV file, 16 bits each."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes((samples * 32767).astype(np.int16).tobytes())
+    return out.getvalue()
 
 
 def pad_or_trim(array: Array, length: int = N_SAMPLES, *, axis: int = -1) -> Array:

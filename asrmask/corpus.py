@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ COLUMNS = {
     "speaker": ("speaker", "speaker_id", "client_id"),
     "id": ("id", "utt_id"),
 }
+MANIFESTS = ("manifest.tsv", "manifest.jsonl", "metadata.jsonl")
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,22 @@ class Clip:
         if not self.id:
             object.__setattr__(self, "id", self.path.stem)
 
-    def recording(self) -> "Recording":
-        from asrmask.audio import Recording
-
+    @contextmanager
+    def file(self) -> Iterator[Path]:
+        """The path of the clip's file: a temporary one, if it is none."""
         if self.data is None:
-            return Recording.open(self.path)
+            yield self.path
+            return
         with tempfile.NamedTemporaryFile(suffix=self.path.suffix) as file:
             file.write(self.data)
             file.flush()
-            return Recording.open(file.name)
+            yield Path(file.name)
+
+    def recording(self) -> "Recording":
+        from asrmask.audio import Recording
+
+        with self.file() as path:
+            return Recording.open(path)
 
 
 def read(source: Path) -> list[Clip]:
@@ -61,7 +70,7 @@ def read(source: Path) -> list[Clip]:
         raise AudioError(f"{source}: no such file or folder, expected a data set")
     if source.is_file():
         return list(_manifest(source))
-    for name in ("manifest.tsv", "manifest.jsonl", "metadata.jsonl"):
+    for name in MANIFESTS:
         if (source / name).is_file():
             return list(_manifest(source / name))
     if transcripts := sorted(source.rglob("*.trans.txt")):
@@ -75,6 +84,12 @@ def read(source: Path) -> list[Clip]:
         f"{source}: expected manifest.tsv or manifest.jsonl, LibriSpeech's *.trans.txt, or a data "
         f"set saved by Hugging Face's datasets, got none"
     )
+
+
+def is_data_set(folder: Path) -> bool:
+    """Whether `read` finds a data set in a folder, not just files."""
+    known = (*MANIFESTS, "state.json", "dataset_dict.json")
+    return any((folder / name).is_file() for name in known) or any(folder.rglob("*.trans.txt"))
 
 
 def from_manifest(folder: Path) -> list[Clip]:

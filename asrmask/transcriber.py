@@ -137,7 +137,16 @@ class Heard:
     segments: list[Segment]
 
 
-Watcher = Callable[[Heard], None]
+@dataclass(frozen=True)
+class Watcher:
+    """Looks on while a recording is transcribed.
+
+    attempt: called each time that a window has been decoded; more attempts on it may follow
+    heard:   called when a window has become segments, before they are given out
+    """
+
+    attempt: Callable[[Features, DecodingOptions, DecodingResult], None] | None = None
+    heard: Callable[[Heard], None] | None = None
 
 
 class Stream:
@@ -145,7 +154,7 @@ class Stream:
 
     language: of the recording, given or detected
     n_frames, seek: how long it is and how far the work has come, in frames of 10 ms
-    watch:    called with every window that becomes segments, before they are given out
+    watch:    who looks on
     """
 
     def __init__(
@@ -177,7 +186,7 @@ class Stream:
             task=options.task,
         )
         self.segments: list[Segment] = []
-        self.watch = watch
+        self.watch = watch or Watcher()
         self._running = self._run()
 
     def __iter__(self) -> Iterator[Segment]:
@@ -258,8 +267,10 @@ class Stream:
                     last_word_s = end_of(found)
                     if last_word_s is not None:
                         last_speech_s = last_word_s
-                if self.watch is not None:
-                    self.watch(Heard(self.spectrogram, seek, window, memory, told, result, found))
+                if self.watch.heard is not None:
+                    self.watch.heard(
+                        Heard(self.spectrogram, seek, window, memory, told, result, found)
+                    )
                 for segment in found:
                     if segment.start == segment.end or not segment.text.strip():
                         segment.text, segment.tokens, segment.words = "", [], []
@@ -289,8 +300,8 @@ class Stream:
         computed_s, avoided_s = policy.padding_s(window.n_positions)
         if policy.kind == "full" or not settings.policy_fallback:
             self.use.add(computed_s, avoided_s)
-            return memory, replace(self._read(memory, options), policy=policy)
-        result = self._read(memory, options, settings.temperatures[:1])
+            return memory, replace(self._read(window, memory, options), policy=policy)
+        result = self._read(window, memory, options, settings.temperatures[:1])
         thresholds = [settings.logprob_threshold, LEAST_LOGPROB]
         reason = runaway(
             result,
@@ -304,19 +315,23 @@ class Stream:
         memory = encode(self.model, [window], policy.fallback)
         again_s, _ = policy.fallback.padding_s(window.n_positions)
         self.use.add(computed_s + again_s, 0.0, reason)
-        result = self._read(memory, options)
+        result = self._read(window, memory, options)
         return memory, replace(result, policy=policy.fallback, fallback=reason)
 
     def _read(
         self,
+        window: Features,
         memory: Memory,
         options: DecodingOptions,
         temperatures: Sequence[float] | None = None,
     ) -> DecodingResult:
-        """The memory's text, at the first temperature that gives a credible one."""
+        """The window's text, at the first temperature that gives a credible one."""
         settings = self.settings
         for temperature in temperatures or settings.temperatures:
-            (result,) = decode_memory(self.model, memory, at_temperature(options, temperature))
+            attempt = at_temperature(options, temperature)
+            (result,) = decode_memory(self.model, memory, attempt)
+            if self.watch.attempt is not None:
+                self.watch.attempt(window, attempt, result)
             repetitive = (
                 settings.compression_ratio_threshold is not None
                 and result.compression_ratio > settings.compression_ratio_threshold

@@ -7,6 +7,7 @@ import wave
 import numpy as np
 import pytest
 
+from asrmask.audio import SAMPLE_RATE
 from asrmask.bench import report, run, summary
 from asrmask.cli import main
 from asrmask.corpus import Clip
@@ -166,10 +167,10 @@ def test_clips_are_taken_from_all_over_the_list(tmp_path):
 
 
 def test_speech_is_cut_to_the_length_asked_for(tmp_path):
-    paths = run.cut(np.zeros(5 * run.RATE, np.float32), 0.5, tmp_path)
+    paths = run.cut(np.zeros(5 * SAMPLE_RATE, np.float32), 0.5, tmp_path)
     assert len(paths) == run.N_CUT
     with wave.open(str(paths[0])) as file:
-        assert (file.getnframes(), file.getframerate()) == (run.RATE // 2, run.RATE)
+        assert (file.getnframes(), file.getframerate()) == (SAMPLE_RATE // 2, SAMPLE_RATE)
 
 
 def test_a_process_that_dies_is_a_failure_that_says_why():

@@ -13,7 +13,7 @@ PACKAGE = Path(asrmask.__file__).parent
 ORDER = [
     "errors packed assets torchaudio_import files pages",
     "policy",
-    "media tokenizer masks writers score transcription",
+    "media tokenizer masks writers score alignment transcription",
     "audio attention",
     "model vad corpus",
     "checkpoints filters virtual",
@@ -23,8 +23,8 @@ ORDER = [
     "hallucination",
     "transcriber",
     "jobs upstream huggingface",
-    "instruments",
-    "parity experiments cost pictures systems",
+    "instruments systems",
+    "comparison experiments cost pictures",
     "bench",
     "cli",
 ]

@@ -21,7 +21,7 @@ from asrmask.instruments.quantities import QUANTITIES, expected
 from asrmask.instruments.tables import Table
 from asrmask.policy import Policy
 from asrmask.tokenizer import get_tokenizer
-from asrmask.transcriber import Settings, stream
+from asrmask.transcriber import Settings, Watcher, stream
 from asrmask.transcription import Segment, Word
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -315,7 +315,7 @@ def test_the_diagnosis_is_what_inspect_says(model, clips, out):
         model,
         clips[0],
         Settings(temperature=0.0, word_timestamps=True),
-        watch=Diagnose(model),
+        watch=Watcher(heard=Diagnose(model)),
     )
     (segment,) = running
     told = next(row for row in rows(out / "segments.csv") if clips[0].name in row["file"])
@@ -326,17 +326,19 @@ def test_the_diagnosis_is_what_inspect_says(model, clips, out):
 
 def test_where_no_padding_is_seen_there_is_nothing_to_diagnose(model, clips):
     settings = Settings(temperature=0.0, padding="trim", policy_fallback=False)
-    for segment in stream(model, clips[1], settings, watch=Diagnose(model)):
+    for segment in stream(model, clips[1], settings, watch=Watcher(heard=Diagnose(model))):
         assert segment.diagnosis.as_dict() == {"padding_s": 0.0}
     settings = Settings(temperature=0.0, padding="virtual")
-    for segment in stream(model, clips[1], settings, watch=Diagnose(model)):
+    for segment in stream(model, clips[1], settings, watch=Watcher(heard=Diagnose(model))):
         assert segment.diagnosis.padding_s == pytest.approx(24.7)
 
 
 def test_a_watcher_hears_every_window_with_its_options(model, samples):
     whole = np.concatenate([read_flac(path) for path in samples] * 2) / np.float32(32768)
     heard = []
-    running = stream(model, Recording.of(whole), Settings(temperature=0.0), watch=heard.append)
+    running = stream(
+        model, Recording.of(whole), Settings(temperature=0.0), watch=Watcher(heard=heard.append)
+    )
     text = running.result().text
     assert len(heard) >= 2
     assert "".join(s.text for h in heard for s in h.segments) == text

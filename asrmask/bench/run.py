@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import wave
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from asrmask import __version__
+from asrmask.audio import SAMPLE_RATE, as_wav
 from asrmask.corpus import Clip
 from asrmask.errors import AsrmaskError, OptionError
 from asrmask.files import replacing
@@ -30,7 +30,6 @@ N_CUT = 4  # clips of each of those lengths
 FILE_MINUTES = (1, 3, 10, 30, 60, 180)
 BATCHES = (1, 2, 4, 8, 16, 32)
 SCALINGS = ("clip", "file", "batch")
-RATE = 16_000
 
 
 class BenchError(AsrmaskError):
@@ -194,7 +193,7 @@ def grown(
         groups = [
             [str(path) for path in cut(samples, seconds, folder)]
             for seconds in CLIP_S
-            if seconds * RATE <= len(samples)
+            if seconds * SAMPLE_RATE <= len(samples)
         ]
         for named in request.systems:
             done = measured(named, weights[str(named)], decoding, groups, request)
@@ -208,7 +207,7 @@ def grown(
         if minutes > request.longest_min:
             break
         path = folder / f"{minutes}.wav"
-        write_wav(path, np.resize(samples, minutes * 60 * RATE))
+        path.write_bytes(as_wav(np.resize(samples, minutes * 60 * SAMPLE_RATE)))
         for named in request.systems:
             if not (named.name == "asrmask" or minutes <= 10):
                 continue  # what others take grows alike, and hours of it help nobody
@@ -258,21 +257,12 @@ def _entry(
 
 def cut(samples: np.ndarray, seconds: float, folder: Path) -> list[Path]:
     """Files with stretches of speech of that length, from all over the samples."""
-    n = int(seconds * RATE)
+    n = int(seconds * SAMPLE_RATE)
     starts = np.linspace(0, len(samples) - n, N_CUT).astype(int)
     paths = [folder / f"clip-{seconds}-{i}.wav" for i in range(N_CUT)]
     for path, start in zip(paths, starts, strict=True):
-        write_wav(path, samples[start : start + n])
+        path.write_bytes(as_wav(samples[start : start + n]))
     return paths
-
-
-def write_wav(path: Path, samples: np.ndarray) -> None:
-    """A WAV file of 16-bit samples."""
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(RATE)
-        file.writeframes((samples * 32767).astype(np.int16).tobytes())
 
 
 # ---------------------------------------------------------------- files

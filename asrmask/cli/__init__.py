@@ -12,6 +12,7 @@ from asrmask.errors import AsrmaskError, OptionError, printable
 
 COMMANDS = {
     "transcribe": "speech to text: any audio or video file, of any length",
+    "compare": "openai-whisper and others beside asrmask: stages, tokens, times, text, speed",
     "inspect": "what the padding does inside the model: attention, heads, the end of the text",
     "ablate": "a padding-mask ablation: tables, plots and a page, from speech with transcripts",
     "bench": "speed, memory and word error rate beside other systems, on the same files",

@@ -37,21 +37,18 @@ def optional_float(text: str) -> float | None:
         raise argparse.ArgumentTypeError(f"expected a number or None, got {text!r}") from None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    def flag(name: str, help: str, **options: Any) -> None:
-        if options.get("default") is not None and "store" not in options.get("action", ""):
-            help += f" (default: {options['default']})".replace("%", "%%")
-        group.add_argument(f"--{name}", help=help, **options)
+def flag(group: Any, name: str, help: str, **options: Any) -> None:
+    if options.get("default") is not None and "store" not in options.get("action", ""):
+        help += f" (default: {options['default']})".replace("%", "%%")
+    group.add_argument(f"--{name}", help=help, **options)
 
-    group: Any = parser
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "audio", nargs="+", metavar="FILE", help="audio or video, a folder of it, or - for stdin"
     )
-    flag("model", "official name, or path of weights", default=DEFAULT)
-    flag("model_dir", "where official models are kept (~/.cache/whisper)", metavar="DIR")
-    flag("device", "cpu, cuda, … (default: a GPU if there is one)")
-    flag("threads", "CPU threads; 0: as many as PyTorch chooses", type=optional_int, default=0)
-    flag("fp16", "half precision on a GPU", type=boolean, default=True)
+    add_model(parser)
+    flag(parser, "fp16", "half precision on a GPU", type=boolean, default=True)
 
     group = parser.add_argument_group("output")
     group.add_argument("--output_dir", "-o", default=".", metavar="DIR", help="folder of the files")
@@ -63,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="files to write (default: all); none: text on standard output only",
     )
     flag(
+        group,
         "verbose",
         "True: print segments with their times; False: print no text (default: text alone)",
         type=boolean,
@@ -70,33 +68,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--skip_existing", action="store_true", help="leave out files whose outputs are all there"
     )
-    flag("highlight_words", "underline words as they are said", type=boolean, default=False)
-    flag("max_line_width", "characters in a subtitle's line", type=optional_int)
-    flag("max_line_count", "lines in a subtitle", type=optional_int)
-    flag("max_words_per_line", "words in a subtitle's line", type=optional_int)
+    flag(group, "highlight_words", "underline words as they are said", type=boolean, default=False)
+    flag(group, "max_line_width", "characters in a subtitle's line", type=optional_int)
+    flag(group, "max_line_count", "lines in a subtitle", type=optional_int)
+    flag(group, "max_words_per_line", "words in a subtitle's line", type=optional_int)
 
+    group = add_hearing(parser, word_timestamps=False)
+    flag(group, "hotwords", "names and terms that every window is told")
+    flag(group, "prefix", "how the first text begins")
+    add_padding(parser)
+
+    group = parser.add_argument_group("voice activity (Silero)")
+    flag(group, "vad_filter", "only where there is speech", type=boolean, default=False)
+    flag(group, "vad_threshold", "probability above which speech begins", type=float)
+    flag(group, "vad_neg_threshold", "probability below which it ends", type=float)
+    flag(group, "vad_min_speech_duration_ms", "shorter speech is dropped", type=int)
+    flag(group, "vad_max_speech_duration_s", "longer speech is split", type=float)
+    flag(group, "vad_min_silence_duration_ms", "shorter silence does not end speech", type=int)
+    flag(group, "vad_speech_pad_ms", "kept before and after speech", type=int)
+    add_search(parser)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Which weights, and what they run on."""
+    flag(parser, "model", "official name, or path of weights", default=DEFAULT)
+    flag(parser, "model_dir", "where official models are kept (~/.cache/whisper)", metavar="DIR")
+    flag(parser, "device", "cpu, cuda, … (default: a GPU if there is one)")
+    told = "CPU threads; 0: as many as PyTorch chooses"
+    flag(parser, "threads", told, type=optional_int, default=0)
+
+
+def add_hearing(parser: argparse.ArgumentParser, word_timestamps: bool) -> Any:
+    """What is heard, in every window; the group, for more of it."""
     group = parser.add_argument_group("what is heard")
-    flag(
-        "task", "X to X, or X to English", default="transcribe", choices=["transcribe", "translate"]
-    )
-    flag("language", "code or English name (default: detected)")
-    flag("initial_prompt", "text before the first window: names, spelling, style")
-    flag("carry_initial_prompt", "it is put before every window", type=boolean, default=False)
-    flag(
-        "condition_on_previous_text",
-        "each window is told the text before it",
-        type=boolean,
-        default=True,
-    )
-    flag("clip_timestamps", "start,end,start,end,… of the parts, in seconds", default="0")
-    flag("hotwords", "names and terms that every window is told")
-    flag("prefix", "how the first text begins")
-    flag("word_timestamps", "find the time of each word", type=boolean, default=False)
-    flag("prepend_punctuations", "joined to the word after them", default="\"'“¿([{-")
-    flag("append_punctuations", "joined to the word before", default="\"'.。,，!！?？:：”)]}、")
+    tasks = ["transcribe", "translate"]
+    flag(group, "task", "X to X, or X to English", default="transcribe", choices=tasks)
+    flag(group, "language", "code or English name (default: detected)")
+    flag(group, "initial_prompt", "text before the first window: names, spelling, style")
+    told = "it is put before every window"
+    flag(group, "carry_initial_prompt", told, type=boolean, default=False)
+    told = "each window is told the text before it"
+    flag(group, "condition_on_previous_text", told, type=boolean, default=True)
+    told = "start,end,start,end,… of the parts, in seconds"
+    flag(group, "clip_timestamps", told, default="0")
+    told = "find the time of each word"
+    flag(group, "word_timestamps", told, type=boolean, default=word_timestamps)
+    flag(group, "prepend_punctuations", "joined to the word after them", default="\"'“¿([{-")
+    told = "joined to the word before"
+    flag(group, "append_punctuations", told, default="\"'.。,，!！?？:：”)]}、")
+    return group
 
+
+def add_padding(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("padding")
     flag(
+        group,
         "padding",
         f"what the model may see of it: {ALLOWED}; default: full, all of it, as openai-whisper",
         metavar="POLICY",
@@ -114,37 +140,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="in the JSON of every segment: the share of the decoder's attention on padding",
     )
 
-    group = parser.add_argument_group("voice activity (Silero)")
-    flag("vad_filter", "only where there is speech", type=boolean, default=False)
-    flag("vad_threshold", "probability above which speech begins", type=float)
-    flag("vad_neg_threshold", "probability below which it ends", type=float)
-    flag("vad_min_speech_duration_ms", "shorter speech is dropped", type=int)
-    flag("vad_max_speech_duration_s", "longer speech is split", type=float)
-    flag("vad_min_silence_duration_ms", "shorter silence does not end speech", type=int)
-    flag("vad_speech_pad_ms", "kept before and after speech", type=int)
 
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """How the text of a window is searched for, and when it is taken."""
     group = parser.add_argument_group("search")
-    flag("temperature", "0: the likeliest text; above: drawn", type=float, default=0.0)
-    flag("best_of", "texts drawn at temperatures above 0", type=optional_int, default=5)
-    flag("beam_size", "beams at temperature 0; None: greedy", type=optional_int, default=5)
-    flag("patience", "of the beam, arXiv:2204.05424", type=float)
-    flag("length_penalty", "α of arXiv:1609.08144; default: divide by the length", type=float)
-    flag("suppress_tokens", "ids, comma-separated; -1: non-speech symbols", default="-1")
+    flag(group, "temperature", "0: the likeliest text; above: drawn", type=float, default=0.0)
+    flag(group, "best_of", "texts drawn at temperatures above 0", type=optional_int, default=5)
+    flag(group, "beam_size", "beams at temperature 0; None: greedy", type=optional_int, default=5)
+    flag(group, "patience", "of the beam, arXiv:2204.05424", type=float)
+    told = "α of arXiv:1609.08144; default: divide by the length"
+    flag(group, "length_penalty", told, type=float)
+    told = "ids, comma-separated; -1: non-speech symbols"
+    flag(group, "suppress_tokens", told, default="-1")
     flag(
+        group,
         "temperature_increment_on_fallback",
         "step to the next temperature when a window fails a threshold below; None: no next one",
         type=optional_float,
         default=0.2,
     )
-    flag("compression_ratio_threshold", "above: failed", type=optional_float, default=2.4)
-    flag("logprob_threshold", "below, on average: failed", type=optional_float, default=-1.0)
+    told = "above: failed"
+    flag(group, "compression_ratio_threshold", told, type=optional_float, default=2.4)
+    told = "below, on average: failed"
+    flag(group, "logprob_threshold", told, type=optional_float, default=-1.0)
+    told = "above, and failed by log-probability: silence"
+    flag(group, "no_speech_threshold", told, type=optional_float, default=0.6)
     flag(
-        "no_speech_threshold",
-        "above, and failed by log-probability: silence",
-        type=optional_float,
-        default=0.6,
-    )
-    flag(
+        group,
         "hallucination_silence_threshold",
         "with word times: skip silences longer than that around suspicious text, in seconds",
         type=optional_float,
@@ -170,15 +192,13 @@ def run(args: argparse.Namespace) -> int:
         jobs.say(f"{len(planned) - len(todo)} of {len(planned)} files have their outputs already")
     if not todo:
         return 0
-    model = load(args)
-    if not model.is_multilingual and options.language not in {None, "en"}:
-        jobs.say(f"{args.model} knows English only, --language {args.language} is left out")
-        options = replace(options, language="en")
+    model, options = load(args, options)
     watch = None
     if args.diagnose:
         from asrmask.instruments.diagnosis import Diagnose
+        from asrmask.transcriber import Watcher
 
-        watch = Diagnose(model)
+        watch = Watcher(heard=Diagnose(model))
     return jobs.work(todo, model, settings, options, layout, args.verbose, watch)
 
 
@@ -199,7 +219,7 @@ def requested(args: argparse.Namespace) -> "tuple[Settings, DecodingOptions]":
             raise OptionError(f"temperature_increment_on_fallback must be above 0, got {step}")
         if 0 <= args.temperature <= 1:
             loop["temperature"] = tuple(np.arange(args.temperature, 1.0 + 1e-6, step).tolist())
-    given = {f.name: named[f"vad_{f.name}"] for f in fields(VadOptions)}
+    given = {f.name: named.get(f"vad_{f.name}") for f in fields(VadOptions)}
     loop["vad_parameters"] = {name: value for name, value in given.items() if value is not None}
     search = {f.name: named[f.name] for f in fields(DecodingOptions) if f.name in named}
     if args.language is not None:
@@ -211,13 +231,19 @@ def requested(args: argparse.Namespace) -> "tuple[Settings, DecodingOptions]":
     return settings, options
 
 
-def load(args: argparse.Namespace) -> "Whisper":
+def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper, DecodingOptions]":
+    """The model that the flags ask for, and the options as far as it knows their language."""
     import torch
 
     from asrmask.checkpoints import load_model
+    from asrmask.jobs import say
 
     if args.threads is not None and args.threads < 0:
         raise OptionError(f"--threads must be 0 or more, got {args.threads}")
     if args.threads:
         torch.set_num_threads(args.threads)
-    return load_model(args.model, device=args.device, download_root=args.model_dir)
+    model = load_model(args.model, device=args.device, download_root=args.model_dir)
+    if not model.is_multilingual and options.language not in {None, "en"}:
+        say(f"{args.model} knows English only, --language {args.language} is left out")
+        options = replace(options, language="en")
+    return model, options

@@ -4,13 +4,11 @@ import csv
 import html
 import io
 import json
-import wave
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from asrmask.alignment import as_html
 from asrmask.experiments.plots import PLOTS, render
 from asrmask.experiments.spec import Cell
 from asrmask.experiments.statistics import (
@@ -268,37 +266,15 @@ def worst(results: Results) -> list[dict[str, Any]]:
         rows = [("reference", html.escape(said), "")]
         for cell, record in ((b, other[clip]), (a, mine[clip])):
             rows.append(
-                (str(cell.policy), marked(said, normalise(record["text"])), str(errors_of(record)))
+                (str(cell.policy), as_html(said, normalise(record["text"])), str(errors_of(record)))
             )
         found.append({"clip": clip, "rows": rows, "audio": audio_of(about), "path": about["path"]})
     return found
 
 
-def marked(said: str, heard: str) -> str:
-    """The hypothesis as HTML, with what differs from the reference marked."""
-    import jiwer
-
-    if not said.split() or not heard.split():
-        return f"<ins>{html.escape(heard)}</ins>" if heard else "<i>nothing</i>"
-    words, expected = heard.split(), said.split()
-    parts = []
-    for chunk in jiwer.process_words(said, heard).alignments[0]:
-        mine = html.escape(" ".join(words[chunk.hyp_start_idx : chunk.hyp_end_idx]))
-        theirs = html.escape(" ".join(expected[chunk.ref_start_idx : chunk.ref_end_idx]))
-        parts.append(
-            {
-                "equal": mine,
-                "substitute": f'<mark title="{theirs}">{mine}</mark>',
-                "insert": f"<ins>{mine}</ins>",
-                "delete": f"<del>{theirs}</del>",
-            }[chunk.type]
-        )
-    return " ".join(parts)
-
-
 def audio_of(about: dict[str, Any]) -> str | None:
     """The clip as a data: address that a page can play; None if its file is not there."""
-    from asrmask.audio import SAMPLE_RATE, load_audio
+    from asrmask.audio import SAMPLE_RATE, as_wav, load_audio
     from asrmask.errors import AsrmaskError
 
     if not about["path"] or not Path(about["path"]).is_file():
@@ -307,13 +283,7 @@ def audio_of(about: dict[str, Any]) -> str | None:
         samples = load_audio(about["path"])[: MOST_AUDIO_S * SAMPLE_RATE]
     except AsrmaskError:
         return None
-    out = io.BytesIO()
-    with wave.open(out, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes((samples * 32767).astype(np.int16).tobytes())
-    return embedded(out.getvalue(), "audio/wav")
+    return embedded(as_wav(samples), "audio/wav")
 
 
 def page(runs: Sequence[Results]) -> str:

@@ -67,7 +67,7 @@ def by_span(
 
 
 class Diagnose:
-    """A watcher of transcriptions that gives each segment its diagnosis."""
+    """Gives each segment of a window that was heard its diagnosis (a transcriber.Watcher.heard)."""
 
     def __init__(self, model: Whisper):
         self.model = model

@@ -28,7 +28,7 @@ from asrmask.instruments.tables import Table
 from asrmask.model import Whisper
 from asrmask.policy import POSITIONS_PER_SECOND, Policy
 from asrmask.tokenizer import Tokenizer
-from asrmask.transcriber import Heard, Settings, Stream
+from asrmask.transcriber import Heard, Settings, Stream, Watcher
 from asrmask.transcription import Segment, Word
 
 N_SHOWN = 12  # windows that are drawn; numbers are kept of all
@@ -175,7 +175,7 @@ class Inspection:
             recording,
             settings,
             DecodingOptions(language=language),
-            lambda heard: self._window(file, next(numbers), heard, speech),
+            Watcher(heard=lambda heard: self._window(file, next(numbers), heard, speech)),
         )
         for _ in running:
             pass

@@ -1,0 +1,165 @@
+"""Where two window loops part: the first choice that falls differently, and how near it was."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrmask import upstream
+from asrmask.audio import FRAMES_PER_SECOND
+from asrmask.decoding import DecodingOptions, DecodingResult
+from asrmask.model import Whisper
+from asrmask.tokenizer import Tokenizer, get_tokenizer
+from asrmask.transcriber import Settings
+
+NEAR = 1e-3  # a choice between logits that close may fall either way
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One window, decoded once by asrmask: upstream.Attempt is its counterpart."""
+
+    start: int  # frame
+    n_frames: int
+    options: DecodingOptions
+    result: DecodingResult
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first choice at which two runs differ.
+
+    start: the window's first frame
+    step:  of the window's text, from 0; None: another choice than that of a token
+    gap:   how much better upstream finds its own choice; None: unknown
+    """
+
+    start: int
+    step: int | None
+    ours: str
+    theirs: str
+    gap: float | None
+    about: str  # what the gap is of
+
+    @property
+    def is_near(self) -> bool:
+        return self.gap is not None and abs(self.gap) < NEAR
+
+    def __str__(self) -> str:
+        place = f"window at {self.start / FRAMES_PER_SECOND:.2f} s"
+        if self.step is not None:
+            place += f", step {self.step}"
+        gap = f"{self.about} {self.gap:.1e}" if self.gap is not None else self.about
+        near = " (a near tie)" if self.is_near else ""
+        return f"{place}: asrmask {self.ours}, openai-whisper {self.theirs}, {gap}{near}"
+
+
+def windows(
+    ours: Sequence[Attempt], theirs: Sequence[upstream.Attempt]
+) -> list[tuple[list[Attempt], list[upstream.Attempt]]]:
+    """The attempts on each window, first beside first and so on, while both have windows."""
+    mine = [list(group) for _, group in groupby(ours, key=lambda attempt: attempt.start)]
+    others = [list(group) for _, group in groupby(theirs, key=lambda attempt: id(attempt.mel))]
+    return list(zip(mine, others, strict=False))
+
+
+def first_parting(
+    model: Whisper,
+    other: Any,
+    ours: Sequence[Attempt],
+    theirs: Sequence[upstream.Attempt],
+    settings: Settings,
+) -> Parting | None:
+    """Where the tokens of two runs part; None: they never do."""
+    tokenizer = get_tokenizer(model.is_multilingual, num_languages=model.num_languages)
+    for mine, others in windows(ours, theirs):
+        for a, b in zip(mine, others, strict=False):
+            if a.options.temperature != b.options.temperature:
+                break
+            if a.result.tokens != b.result.tokens:
+                return _at_token(other, a, b, tokenizer)
+        if [x.options.temperature for x in mine] != [x.options.temperature for x in others]:
+            return _at_threshold(mine, others, settings)
+    return None
+
+
+def _at_token(other: Any, a: Attempt, b: upstream.Attempt, tokenizer: Tokenizer) -> Parting:
+    ours, theirs = a.result.tokens, b.result.tokens
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    step = next((i for i, (x, y) in pairs if x != y), min(len(ours), len(theirs)))
+    mine = ours[step] if step < len(ours) else tokenizer.eot
+    their = theirs[step] if step < len(theirs) else tokenizer.eot
+    gap: float | None
+    if a.options.temperature > 0:
+        gap, about = None, f"drawn at temperature {a.options.temperature:g}"
+    elif a.options.beam_size is not None:  # a beam chooses between whole texts
+        about = "gap between the texts' mean log-probabilities"
+        gap = _mean_logprob(other, b, theirs, tokenizer) - _mean_logprob(other, b, ours, tokenizer)
+    else:
+        about = "gap between the logits"
+        gap = _logit_gap(other, b, step, mine, their, tokenizer)
+
+    def shown(token: int) -> str:
+        return f"{tokenizer.decode_with_timestamps([token])!r} ({token})"
+
+    return Parting(a.start, step, shown(mine), shown(their), gap, about)
+
+
+def _at_threshold(
+    mine: Sequence[Attempt], others: Sequence[upstream.Attempt], settings: Settings
+) -> Parting:
+    """The same texts up to here, and then one of the two was content and the other was not."""
+    n = min(len(mine), len(others))
+    a, b = mine[n - 1].result, others[n - 1].result
+    gap, about = None, "decoded anew"
+    for name, limit in (
+        ("avg_logprob", settings.logprob_threshold),
+        ("no_speech_prob", settings.no_speech_threshold),
+    ):
+        x, y = getattr(a, name), getattr(b, name)
+        if limit is not None and min(x, y) <= limit <= max(x, y):
+            gap, about = y - x, f"{name} beside its threshold {limit:g}, gap"
+
+    def shown(attempts: Sequence[Any]) -> str:
+        return "temperatures " + ", ".join(f"{x.options.temperature:g}" for x in attempts)
+
+    return Parting(mine[0].start, None, shown(mine), shown(others), gap, about)
+
+
+@torch.inference_mode()
+def _logits(other: Any, attempt: upstream.Attempt, tokens: list[int]) -> tuple[Tensor, int]:
+    """Teacher-forced (Q, n_vocab) of a window's text, and where the text begins."""
+    opening = upstream.opening(other, attempt.options)
+    features = other.encoder(attempt.mel[None].to(other.device))
+    forced = torch.tensor([[*opening, *tokens]], device=other.device)
+    return other.decoder(forced[:, : other.dims.n_text_ctx], features)[0], len(opening)
+
+
+def _logit_gap(
+    other: Any, attempt: upstream.Attempt, step: int, ours: int, theirs: int, tokenizer: Tokenizer
+) -> float:
+    """How much better upstream finds its token than ours.
+
+    Between a time and a word another choice comes first: whether all times together are likelier
+    than the best word. There the smaller gap counts.
+    """
+    row = _logits(other, attempt, attempt.result.tokens[:step])[0][-1]
+    gap = float(row[theirs] - row[ours])
+    begin = tokenizer.timestamp_begin
+    if (ours >= begin) != (theirs >= begin):
+        rule = float(row[begin:].logsumexp(dim=-1) - row[: tokenizer.eot + 1].amax())
+        gap = min(gap, rule if theirs >= begin else -rule, key=abs)
+    return gap
+
+
+def _mean_logprob(
+    other: Any, attempt: upstream.Attempt, tokens: list[int], tokenizer: Tokenizer
+) -> float:
+    logits, n_opening = _logits(other, attempt, [*tokens, tokenizer.eot])
+    chosen = torch.tensor([*tokens, tokenizer.eot], device=logits.device)
+    logprobs = logits[n_opening - 1 : -1].log_softmax(dim=-1)
+    picked = logprobs.gather(1, chosen[: len(logprobs), None])
+    return float(picked.sum()) / max(len(tokens), 1)
