@@ -44,17 +44,21 @@ def n_different(said: str, heard: str) -> int:
     )
 
 
-def as_html(said: str, heard: str) -> str:
-    """What was heard, as HTML, with what differs marked."""
+def as_html(said: str, heard: str, *, both: bool = False) -> str:
+    """What was heard, as HTML, with what differs marked.
+
+    both: another word stands behind the one that was said, not in its place
+    """
     if not heard.split():
         return "<i>nothing</i>"
     parts = []
     for chunk in aligned(said, heard):
         mine, theirs = html.escape(chunk.heard), html.escape(chunk.said)
+        instead = f'<mark title="{theirs}">{mine}</mark>'
         parts.append(
             {
                 "equal": mine,
-                "substitute": f'<mark title="{theirs}">{mine}</mark>',
+                "substitute": f"<del>{theirs}</del> {instead}" if both else instead,
                 "insert": f"<ins>{mine}</ins>",
                 "delete": f"<del>{theirs}</del>",
             }[chunk.kind]

@@ -13,14 +13,14 @@ from asrmask import DecodingOptions, Policy, Settings, Spectrogram, cli, upstrea
 from asrmask.audio import Recording, load_audio
 from asrmask.checkpoints import load_model
 from asrmask.comparison import stages
-from asrmask.comparison.against import OpenaiWhisper, heard
+from asrmask.comparison.against import AnotherSystem, OpenaiWhisper, heard
 from asrmask.comparison.partings import Attempt, Parting, first_parting
 from asrmask.comparison.run import Comparison, clips_of
 from asrmask.comparison.times import times_between
 from asrmask.corpus import Clip
 from asrmask.decoding import DecodingResult
 from asrmask.errors import OptionError
-from asrmask.systems import Heard, Piece
+from asrmask.systems import Decoding, Heard, Piece, System
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -286,7 +286,51 @@ def test_systems_that_are_unknown_or_not_installed_get_one_line(run, speech, mon
     assert "pip install" in err
 
 
+class Echo(System):
+    """A system that hears what it is told to, and keeps what it was given."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text = text
+
+    def transcribe(self, path, decoding):
+        self.samples, self.decoding = self.load_audio(path), decoding
+        return Heard(self.text, [Piece(0, 3, self.text)])
+
+
+def test_others_are_given_the_same_samples_and_are_asked_alike(model, speech):
+    system = Echo("nothing of that kind")
+    settings, options = Settings(word_timestamps=True), DecodingOptions(beam_size=2, language="en")
+    comparison = Comparison(model, [AnotherSystem("echo", system)], settings, options)
+    (found,) = comparison.compare(Clip(speech, "nothing of that sort")).against
+    assert (system.samples == load_audio(speech)).all()
+    assert system.decoding == Decoding(2, "en", "transcribe", True)
+    assert not found.is_equal
+    assert found.errors.wer == 0.25
+
+
+@pytest.mark.parametrize("why", [ImportError("no libgomp"), RuntimeError("bad\nweights")])
+def test_a_system_that_does_not_load_gets_one_line(run, speech, monkeypatch, why):
+    monkeypatch.setattr("asrmask.systems.find_spec", lambda name: True)
+    monkeypatch.setattr("asrmask.systems.prepare", lambda *_: "weights")
+
+    def load(*_, **__):
+        raise why
+
+    monkeypatch.setattr("asrmask.systems.load", load)
+    code, out, err = run(speech, "--against", "whisper.cpp")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"whisper.cpp failed: {type(why).__name__}" in err
+
+
 # --- the command
+
+
+def test_an_error_of_the_program_is_not_taken_for_a_difference(run, speech, monkeypatch):
+    monkeypatch.setattr(Comparison, "compare", lambda *_: 1 // 0)
+    code, _, err = run(speech)
+    assert code == 2
+    assert err.rstrip().endswith("ZeroDivisionError: integer division or modulo by zero")
 
 
 def test_sample_speech_is_equal_in_table_json_and_page(run, samples, tmp_path):
@@ -324,7 +368,10 @@ def test_a_policy_is_not_equal_and_what_differs_is_marked(run, speech, tmp_path)
     assert "encoder.blocks.0.attn.out" in theirs["first_difference"]
     assert theirs["words_different"] > 0
     assert re.search(r"openai-whisper → asrmask: .*\[\+ ", err)
-    assert "<ins>" in (tmp_path / "compare.html").read_text()
+    page = (tmp_path / "compare.html").read_text()
+    assert "<ins>" in page
+    assert "first difference: window at 0.00 s: encoder.blocks.0.attn.out" in page
+    assert "openai-whisper → asrmask" in page
 
 
 def test_a_bad_file_fails_alone(run, speech, tmp_path):

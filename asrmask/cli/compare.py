@@ -5,6 +5,7 @@ import json
 import shlex
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,11 @@ def run(args: argparse.Namespace) -> int:
     except AsrmaskError as error:
         say(f"error: {error}")
         return 2
+    except BrokenPipeError:
+        raise
+    except Exception:  # Python would end with 1, and that is for what is not equal
+        traceback.print_exc()
+        return 2
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -71,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         opponents = _opponents(names, model, args, Path(folder))
         comparison = Comparison(model, opponents, settings, options)
-        print(report.HEAD, file=table)
+        print(report.head(names), file=table)
         for clip in clips:
             try:
                 compared = comparison.compare(clip)
@@ -122,7 +128,7 @@ def _opponents(
     import torch
 
     from asrmask import systems, upstream
-    from asrmask.comparison.against import OPENAI, AnotherSystem, OpenaiWhisper
+    from asrmask.comparison.against import OPENAI, AnotherSystem, OpenaiWhisper, failing
 
     found: list[Opponent] = []
     for name in names:
@@ -130,9 +136,10 @@ def _opponents(
             found.append(OpenaiWhisper(upstream.twin(model)))
             continue
         named = systems.Named.parse(name)
-        weights = systems.prepare(named, args.model, folder, args.model_dir)
         threads = torch.get_num_threads()
-        system = systems.load(named, weights, threads=threads, model_dir=args.model_dir)
+        with failing(name):
+            weights = systems.prepare(named, args.model, folder, args.model_dir)
+            system = systems.load(named, weights, threads=threads, model_dir=args.model_dir)
         found.append(AnotherSystem(name, system))
     return found
 

@@ -76,7 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = add_hearing(parser, word_timestamps=False)
     flag(group, "hotwords", "names and terms that every window is told")
     flag(group, "prefix", "how the first text begins")
-    add_padding(parser)
+    group = add_padding(parser)
+    group.add_argument(
+        "--diagnose",
+        action="store_true",
+        help="in the JSON of every segment: the share of the decoder's attention on padding",
+    )
 
     group = parser.add_argument_group("voice activity (Silero)")
     flag(group, "vad_filter", "only where there is speech", type=boolean, default=False)
@@ -119,7 +124,8 @@ def add_hearing(parser: argparse.ArgumentParser, word_timestamps: bool) -> Any:
     return group
 
 
-def add_padding(parser: argparse.ArgumentParser) -> None:
+def add_padding(parser: argparse.ArgumentParser) -> Any:
+    """What may be seen of the padding; the group, for more of it."""
     group = parser.add_argument_group("padding")
     flag(
         group,
@@ -133,12 +139,7 @@ def add_padding(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="keep texts that run away; default: decode them again with all of the padding",
     )
-
-    group.add_argument(
-        "--diagnose",
-        action="store_true",
-        help="in the JSON of every segment: the share of the decoder's attention on padding",
-    )
+    return group
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:

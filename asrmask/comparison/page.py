@@ -17,18 +17,35 @@ def render(data: dict[str, Any]) -> str:
         Path(__file__).parent / "compare.html.j2",
         data=data,
         texts=[(file, _texts(file)) for file in files[:MOST_TEXTS]],
+        scored=any(file["reference"] is not None for file in files),
+        notes=_notes,
         percent=lambda wer: "" if wer is None else f"{100 * wer:.2f}",
     )
 
 
+def _notes(found: dict[str, Any]) -> list[str]:
+    """What is to be said of a file beside one system, in a sentence each."""
+    told = {
+        "first difference: ": found["first_difference"],
+        "then: ": found["then"],
+        "near: ": found["near_tie"],
+        "": found["times"] and found["times"]["told"],
+    }
+    return [word + text for word, text in told.items() if text is not None]
+
+
 def _texts(file: dict[str, Any]) -> list[tuple[str, str]]:
-    """Each system's name and text, as HTML: theirs plain, ours with what differs from it marked."""
+    """Two names and the second's text, as HTML, with what differs from the first's marked."""
     normalise = normalizer(file["language"])
     ours = normalise(file["asrmask"]["text"])
+    theirs = {name: normalise(found["text"]) for name, found in file["against"].items()}
     rows = []
     if file["reference"] is not None:
         said = normalise(file["reference"])
-        rows.append(("reference, and what asrmask heard", as_html(said, ours)))
-    for name, found in file["against"].items():
-        rows.append((f"{name}, and what asrmask heard", as_html(normalise(found["text"]), ours)))
+        rows.append(("reference → asrmask", as_html(said, ours, both=True)))
+        for name, text in theirs.items():
+            if text != ours:
+                rows.append((f"reference → {name}", as_html(said, text, both=True)))
+    for name, text in theirs.items():
+        rows.append((f"{name} → asrmask", as_html(text, ours, both=True)))
     return rows

@@ -1,6 +1,6 @@
 """What came of a comparison: as data, as lines for a terminal, and in one sentence a system."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,18 +14,19 @@ from asrmask.comparison.transcripts import TIME_S
 from asrmask.score import Errors, total
 from asrmask.upstream import normalizer
 
-ROW = "{:26}{:16}{:8}{:>9}{:>7}{:>17}{:>9}"
-HEAD = ROW.format("file", "against", "verdict", "of tol.", "words", "WER % (theirs)", "time")
+ROW = "{:26}{:{wide}}{:8}{:>9}{:>7}{:>17}{:>9}"
+HEADINGS = ("file", "against", "verdict", "of tol.", "words", "WER % (theirs)", "time")
 LEGEND = (
     "of tol.: the largest difference of a stage, in units of its tolerance; "
-    "words: how many differ; time: theirs to ours"
+    "words: how many differ; time: theirs to ours, above 1 asrmask is faster"
 )
 COMPARED = {
     True: f"log-Mel, every module of encoder and decoder, cross keys and values and teacher-forced "
     f"logits of every window to {TOLERANCE:g} (inside layers relative to their size), then "
     f"language, tokens, text, segment and word times (to {TIME_S} s); a choice between logits "
     f"closer than {NEAR:g} is a near tie and counts as equal",
-    False: f"normalised text, and the times of words or else of segments to {TOLERANCE_S} s",
+    False: f"normalised text, and the times of words or else of segments to {TOLERANCE_S} s; beam, "
+    f"language, task and word times are asked for alike, the rest are the system's own defaults",
 }
 
 
@@ -94,7 +95,8 @@ def summary(report: Report, system: str) -> dict[str, Any]:
     if ours.n_words:
         told += f"; WER asrmask {100 * ours.wer:.2f} %, {system} {100 * theirs.wer:.2f} %"
     if our_s:
-        told += f"; asrmask {our_s:.1f} s, {system} {their_s:.1f} s: {their_s / our_s:.2f} ×"
+        took = f"{our_s:.1f} s, {system} {their_s:.1f} s"
+        told += f"; asrmask {took}: {their_s / our_s:.2f} times as fast"
     return {
         "told": told,
         "compared": COMPARED[system == OPENAI],
@@ -145,13 +147,23 @@ def _side(heard: Any, seconds: float, errors: Errors | None) -> dict[str, Any]:
     }
 
 
+def head(systems: Sequence[str]) -> str:
+    """The headings of the table that `lines` has the rows of."""
+    return ROW.format(*HEADINGS, wide=_wide(systems))
+
+
+def _wide(systems: Sequence[str]) -> int:
+    return max(14, *map(len, systems)) + 2
+
+
 def lines(compared: Compared) -> Iterator[str]:
     """A clip in a terminal: a row for each system, and what differs below it."""
+    wide = _wide([found.system for found in compared.against])
     for found in compared.against:
         largest = max((stage.excess for stage in found.stages), default=None)
         yield ROW.format(
             _short(compared.clip.path.name),
-            found.system[:15],
+            found.system,
             "equal" if found.is_equal else "DIFFERS",
             "" if largest is None else f"{largest:.2g}",
             found.n_words_different,
@@ -159,6 +171,7 @@ def lines(compared: Compared) -> Iterator[str]:
             if found.errors is None
             else f"{_percent(compared.errors)} ({_percent(found.errors)})",
             f"{found.seconds / compared.seconds:.2f} ×",
+            wide=wide,
         ).rstrip()
         differences = {"first difference": found.different, "then": found.then, "near": found.near}
         for word, told in differences.items():
@@ -190,10 +203,11 @@ def ending(report: Report) -> Iterator[str]:
             where = f"{stage.name}, {stage.where}, {clip}" if stage.difference else ""
             numbers = f"{stage.difference:9.1e}{stage.tolerance:11.1e}"
             yield f"{stage.group:32}{numbers}{mark}{where}".rstrip()
-    yield ""
-    yield LEGEND
-    for system in report.systems:
-        yield str(summary(report, system)["told"])
+    if report.found:
+        yield ""
+        yield LEGEND
+        for system in report.systems:
+            yield str(summary(report, system)["told"])
     yield verdict(report)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from asrmask import corpus, jobs, upstream
-from asrmask.audio import HOP_LENGTH, SAMPLE_RATE, as_wav
+from asrmask.audio import HOP_LENGTH, SAMPLE_RATE
 from asrmask.comparison.against import Against, Opponent, Run, Scale, heard, run
 from asrmask.corpus import Clip
 from asrmask.decoding import DecodingOptions
@@ -85,10 +85,7 @@ class Comparison:
             language = "en"
         normalise = upstream.normalizer(language)
         scale = Scale(normalise, None if clip.text is None else normalise(clip.text))
-        with clip.file() as path:
-            against = [
-                opponent.against(ours, path, self.options, scale) for opponent in self.opponents
-            ]
+        against = [opponent.against(ours, self.options, scale) for opponent in self.opponents]
         return Compared(
             clip,
             len(samples) / SAMPLE_RATE,
@@ -104,11 +101,9 @@ class Comparison:
 
     def _warm(self, samples: np.ndarray) -> None:
         """The first seconds through all: compiling and loading are not what is to be timed."""
-        few = samples[: WARM_S * SAMPLE_RATE]
-        ours = self._run(few)
-        with Clip(Path("warm.wav"), data=as_wav(few)).file() as path:
-            for opponent in self.opponents:
-                opponent.warm(few, path, ours)
+        ours = self._run(samples[: WARM_S * SAMPLE_RATE])
+        for opponent in self.opponents:
+            opponent.warm(ours)
         self.is_warm = True
 
 
