@@ -218,7 +218,7 @@ class AnotherSystem:
     ) -> Heard:
         words = settings.word_timestamps
         decoding = Decoding(options.beam_size, options.language, options.task, words)
-        self.system.load_audio = lambda _: samples  # those of asrmask: no file is read, or timed
+        self.system.load_audio = lambda path: samples  # those of asrmask: no file is read, or timed
         with failing(self.name):
             return self.system.transcribe(Path("samples"), decoding)
 
