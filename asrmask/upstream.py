@@ -51,6 +51,7 @@ class Attempt:
     mel: Tensor  # (n_mels, 3000)
     options: Any  # its DecodingOptions
     result: Any  # its DecodingResult
+    state: Tensor | None = None  # of the random numbers, before it
 
 
 def transcribe(other: Any, samples: np.ndarray, **options: Any) -> tuple[Any, list[Attempt]]:
@@ -58,9 +59,10 @@ def transcribe(other: Any, samples: np.ndarray, **options: Any) -> tuple[Any, li
     attempts: list[Attempt] = []
 
     def decode(mel: Tensor, options: Any) -> Any:
+        state = torch.get_rng_state()
         result = whisper().decode(other, mel, options)
         kept = replace(result, audio_features=None)  # they are large
-        attempts.append(Attempt(mel, options, kept))
+        attempts.append(Attempt(mel, options, kept, state))
         return result
 
     other.decode = decode  # in front of the method, which the loop looks up on the model

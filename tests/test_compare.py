@@ -12,8 +12,9 @@ import torch
 from asrmask import DecodingOptions, Policy, Settings, Spectrogram, cli, upstream
 from asrmask.audio import Recording, load_audio
 from asrmask.checkpoints import load_model
-from asrmask.comparison import stages
+from asrmask.comparison import draws, stages
 from asrmask.comparison.against import AnotherSystem, OpenaiWhisper, heard
+from asrmask.comparison.draws import Draw
 from asrmask.comparison.partings import Attempt, Parting, first_parting
 from asrmask.comparison.run import Comparison, clips_of
 from asrmask.comparison.times import times_between
@@ -228,6 +229,50 @@ def test_a_threshold_between_two_equal_texts_is_a_near_tie_too(model, upstream_m
     assert "temperatures 0, 0.2, openai-whisper temperatures 0, avg_logprob" in str(found)
     ours[0] = replace(ours[0], result=replace(below, avg_logprob=-1.1))
     assert not first_parting(model, upstream_model, ours, theirs, Settings()).is_near
+
+
+@pytest.fixture(scope="module")
+def drawn(upstream_model, speech):
+    """An attempt of openai-whisper's at temperature 1, and its draws."""
+    samples = load_audio(speech)
+    torch.manual_seed(0)
+    _, (attempt,) = upstream.transcribe(upstream_model, samples, temperature=1.0, best_of=3)
+    return attempt, draws.replayed(upstream_model, attempt)
+
+
+def test_draws_can_be_run_again_and_say_how_near_they_were(drawn):
+    attempt, found = drawn
+    assert all(len(draw.tokens) == 3 for draw in found)
+    margins = [margin for draw in found for margin in draw.margins]
+    assert all(0 <= margin < torch.inf for margin in margins)  # each is the race that was run
+    texts = [[draw.tokens[i] for draw in found] for i in range(3)]
+    texts = [text[: text.index(50256)] for text in texts]
+    assert attempt.result.tokens in texts
+
+
+def test_drawn_texts_part_by_the_margin_of_the_draw(model, upstream_model, drawn):
+    attempt, found = drawn
+    row = next(
+        i for i in range(3) if attempt.result.tokens[1] == found[1].tokens[i] != found[0].tokens[i]
+    )
+    options = DecodingOptions(language="en", temperature=1.0, best_of=3)
+    tokens = list(attempt.result.tokens)
+    tokens[1] += 1
+    ours = [list(draw.tokens) for draw in found]
+    ours[1][row] += 1
+    result = DecodingResult(torch.empty(0), "en", tokens=tokens)
+
+    def parting(draws):
+        mine = Attempt(0, 300, options, result, draws)
+        return first_parting(model, upstream_model, [mine], [attempt], Settings())
+
+    assert parting(ours).gap == pytest.approx(found[1].margins[row])
+    assert "drawn at temperature 1, gap in the draw" in str(parting(ours))
+    # what is drawn behind the end of a text is of no account; nothing that differs: no gap
+    same = [list(draw.tokens) for draw in found]
+    assert parting(same).gap is None
+    assert draws.widest([[7], [8]], [Draw([7], [0.1]), Draw([9], [0.2])], eot=7) is None
+    assert draws.widest([[1, 2]], [Draw([3, 4], [0.1, 0.2])], eot=7) == 0.2
 
 
 # --- other systems

@@ -13,6 +13,7 @@ import torch
 from asrmask import upstream
 from asrmask.alignment import n_different
 from asrmask.audio import FRAMES_PER_SECOND, Features, Recording
+from asrmask.comparison import draws
 from asrmask.comparison.partings import Attempt, first_parting, windows
 from asrmask.comparison.stages import Stage, compare, worst
 from asrmask.comparison.times import Times, times_between
@@ -83,12 +84,14 @@ def run(model: Whisper, samples: np.ndarray, settings: Settings, options: Decodi
 
     def attempt(window: Features, options: DecodingOptions, result: DecodingResult) -> None:
         result = replace(result, audio_features=torch.empty(0))  # they are large
-        attempts.append(Attempt(stream.seek, window.n_frames, options, result))
+        attempts.append(Attempt(stream.seek, window.n_frames, options, result, list(drawn)))
+        drawn.clear()
 
     torch.manual_seed(0)  # fallback temperatures draw
     begun = time.perf_counter()
-    stream = Stream(model, Recording.of(samples), settings, options, Watcher(attempt=attempt))
-    result = stream.result()
+    with draws.kept() as drawn:
+        stream = Stream(model, Recording.of(samples), settings, options, Watcher(attempt=attempt))
+        result = stream.result()
     return Run(samples, stream, result, attempts, time.perf_counter() - begun)
 
 

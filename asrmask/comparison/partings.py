@@ -1,7 +1,7 @@
 """Where two window loops part: the first choice that falls differently, and how near it was."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from asrmask import upstream
 from asrmask.audio import FRAMES_PER_SECOND
+from asrmask.comparison.draws import replayed, widest
 from asrmask.decoding import DecodingOptions, DecodingResult
 from asrmask.model import Whisper
 from asrmask.tokenizer import Tokenizer, get_tokenizer
@@ -26,6 +27,7 @@ class Attempt:
     n_frames: int
     options: DecodingOptions
     result: DecodingResult
+    draws: list[list[int]] = field(default_factory=list)  # tokens, a list a step
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Parting:
         return f"{place}: asrmask {self.ours}, openai-whisper {self.theirs}, {gap}{near}"
 
 
+Pair = tuple[Attempt, upstream.Attempt]
+
+
 def windows(
     ours: Sequence[Attempt], theirs: Sequence[upstream.Attempt]
 ) -> list[tuple[list[Attempt], list[upstream.Attempt]]]:
@@ -75,18 +80,21 @@ def first_parting(
 ) -> Parting | None:
     """Where the tokens of two runs part; None: they never do."""
     tokenizer = get_tokenizer(model.is_multilingual, num_languages=model.num_languages)
+    done: list[Pair] = []
     for mine, others in windows(ours, theirs):
         for a, b in zip(mine, others, strict=False):
             if a.options.temperature != b.options.temperature:
                 break
+            done.append((a, b))
             if a.result.tokens != b.result.tokens:
-                return _at_token(other, a, b, tokenizer)
+                return _at_token(other, done, tokenizer)
         if [x.options.temperature for x in mine] != [x.options.temperature for x in others]:
             return _at_threshold(mine, others, settings)
     return None
 
 
-def _at_token(other: Any, a: Attempt, b: upstream.Attempt, tokenizer: Tokenizer) -> Parting:
+def _at_token(other: Any, done: Sequence[Pair], tokenizer: Tokenizer) -> Parting:
+    a, b = done[-1]
     ours, theirs = a.result.tokens, b.result.tokens
     pairs = enumerate(zip(ours, theirs, strict=False))
     step = next((i for i, (x, y) in pairs if x != y), min(len(ours), len(theirs)))
@@ -94,7 +102,9 @@ def _at_token(other: Any, a: Attempt, b: upstream.Attempt, tokenizer: Tokenizer)
     their = theirs[step] if step < len(theirs) else tokenizer.eot
     gap: float | None
     if a.options.temperature > 0:
-        gap, about = None, f"drawn at temperature {a.options.temperature:g}"
+        gap = _draw_gap(other, done, tokenizer)
+        about = f"drawn at temperature {a.options.temperature:g}"
+        about += "" if gap is None else ", gap in the draw"
     elif a.options.beam_size is not None:  # a beam chooses between whole texts
         about = "gap between the texts' mean log-probabilities"
         gap = _mean_logprob(other, b, theirs, tokenizer) - _mean_logprob(other, b, ours, tokenizer)
@@ -153,6 +163,23 @@ def _logit_gap(
         rule = float(row[begin:].logsumexp(dim=-1) - row[: tokenizer.eot + 1].amax())
         gap = min(gap, rule if theirs >= begin else -rule, key=abs)
     return gap
+
+
+def _draw_gap(other: Any, done: Sequence[Pair], tokenizer: Tokenizer) -> float | None:
+    """How near the draws were at which texts parted; None: they are not known.
+
+    In the first attempt that has such a text: from there on, random numbers are out of step.
+    """
+    for a, b in done:
+        if a.options.temperature == 0:
+            continue
+        theirs = replayed(other, b)
+        if theirs is None:
+            return None
+        gap = widest(a.draws, theirs, tokenizer.eot)
+        if gap is not None:
+            return gap if gap < torch.inf else None
+    return None
 
 
 def _mean_logprob(
