@@ -203,6 +203,15 @@ def test_a_long_recording_is_inspected_window_by_window(model, samples, tmp_path
     assert all(seen.word.start >= last.start_s - 0.5 for seen in last.words)
     written = page.write(found, tmp_path, "tiny.en", "asrmask inspect")
     assert written[-1].name == "inspect.html"
+    text = written[-1].read_text()
+    n_padded = sum(shown.features.n_frames < 3000 for shown in found.shown)
+    assert 0 < n_padded < found.n_windows
+    assert page.verdict(found)[0].startswith(
+        f"Padding can be seen in {n_padded} of {found.n_windows} windows"
+    )
+    assert text.count("No padding can be seen here.") == found.n_windows - n_padded
+    assert text.count("below with\nthe head that looks at padding most") == n_padded
+    assert "Hatched: nobody could look there" not in text
 
 
 # --- what is wrong

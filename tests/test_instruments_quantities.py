@@ -57,6 +57,24 @@ def test_the_ground_knows_padding_in_front_hidden_keys_and_counts():
         Ground.of([4], 3)
 
 
+def test_the_ground_of_a_memory_whose_mask_hides_audio_at_both_ends(model):
+    """A mask that is not about padding: keys that nobody sees are left out of the memory."""
+    visible = torch.zeros(1, 1, 1, 1500, dtype=torch.bool)
+    visible[..., [8, 9, 20, 99, 200]] = True
+    with torch.inference_mode():
+        memory = model.decoder.remember(torch.zeros(1, 1500, model.dims.n_audio_state), visible)
+    ground = of_memory(memory, [100], [[(0.18, 0.4)]])
+    assert ground.starts[0, [0, -1]].tolist() == [8, 200]
+    seen = ground.counts[0] > 0
+    assert ground.starts[0][seen].tolist() == [8, 9, 20, 99, 200]
+    assert ground.audio[0][seen].tolist() == [True, True, True, True, False]
+    assert ground.speech[0][seen].tolist() == [False, True, False, False, False]
+    assert ground.padding[0].nonzero().flatten().tolist() == [192]
+    long = of_memory(memory, [1500])
+    assert long.audio.all()
+    assert not long.padding.any()
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_ground_of_a_policy_has_all_positions_that_can_be_seen(model, policy):
     policy = Policy.parse(policy)

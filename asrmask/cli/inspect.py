@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args.model, device="cpu", download_root=args.model_dir)
     inspection = Inspection(model, policy, against)
     failed = []
-    with progress(f"{len(files)} files under {args.padding}") as advance:
+    many = "1 file" if len(files) == 1 else f"{len(files)} files"
+    with progress(f"{many} under {args.padding}") as advance:
         for i, file in enumerate(files):
             try:
                 inspection.listen(file, language)

@@ -1,6 +1,7 @@
-"""Where the decoder looked while it wrote a segment: the padding's share, as a sign of trouble.
+"""Where the decoder looked while it wrote a segment: the padding's share of its attention.
 
-Measured against no_speech_prob and avg_logprob by `scripts/instruments signs`.
+As a sign of hallucination it is measured by `scripts/instruments signs`: on the speech tried there
+it tells wrong segments worse than no_speech_prob and avg_logprob do (data/results/inspection.md).
 """
 
 import numpy as np

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from asrmask.audio import Recording
 from asrmask.encoding import Plan
@@ -44,6 +45,11 @@ class Ground:
     def padding(self) -> Tensor:
         """(B, K) bool: padding that is not hidden."""
         return ~self.audio & (self.counts > 0)
+
+    def cut(self, first: int, end: int) -> "Ground":
+        """The same of keys first..end alone."""
+        parts = (self.audio, self.last_second, self.speech, self.counts, self.starts)
+        return Ground(*(None if x is None else x[:, first:end] for x in parts))  # type: ignore[arg-type]
 
     @classmethod
     def of(
@@ -112,8 +118,17 @@ def of_encoder(plan: Plan, lengths: Sequence[int], speech: Sequence[Spans] | Non
 def of_memory(
     memory: Memory, lengths: Sequence[int], speech: Sequence[Spans] | None = None
 ) -> Ground:
-    """The keys of cross-attention to a memory."""
+    """The keys of cross-attention to a memory.
+
+    It is without the stretches that a mask hides from everyone, which may be audio too.
+    """
     offsets = torch.tensor([memory.first_of(i) - memory.origin for i in range(memory.n_clips)])
-    return Ground.of(
-        lengths, memory.keys[0].shape[2], offsets=offsets, mask=memory.mask, speech=speech
+    n_keys, mask = memory.keys[0].shape[2], memory.mask
+    before = max(-int(offsets.min()), 0)
+    behind = max(int((offsets + torch.as_tensor(lengths)).max()) - n_keys, 0)
+    if mask is not None and mask.dtype == torch.bool:
+        mask = pad(mask, (before, behind), value=False)
+    whole = Ground.of(
+        lengths, before + n_keys + behind, offsets=offsets + before, mask=mask, speech=speech
     )
+    return whole.cut(before, before + n_keys)

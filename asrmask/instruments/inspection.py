@@ -26,7 +26,7 @@ from asrmask.instruments.quantities import QUANTITIES, expected, kind_of
 from asrmask.instruments.recording import attention_places
 from asrmask.instruments.tables import Table
 from asrmask.model import Whisper
-from asrmask.policy import POSITIONS_PER_SECOND, Policy
+from asrmask.policy import POSITIONS_PER_SECOND, WINDOW_S, Policy
 from asrmask.tokenizer import Tokenizer
 from asrmask.transcriber import Heard, Settings, Stream, Watcher
 from asrmask.transcription import Segment, Word
@@ -61,6 +61,11 @@ class Shown:
     words: list[SeenWord]
     text: str
     other_text: str | None  # under the other policy, if there is one
+
+    @property
+    def hides(self) -> bool:
+        """Whether some of the window cannot be seen."""
+        return int(self.measurement.ground.counts.sum()) < WINDOW_S * POSITIONS_PER_SECOND
 
     @property
     def name(self) -> str:

@@ -87,7 +87,8 @@ def _window(inspection: Inspection, shown: Shown, keep: Any) -> dict[str, Any]:
     """What the page says of a window."""
     model = inspection.model
     panels: list[pictures.Panel] = [("heads that follow the words", model.alignment_heads)]
-    if (most := _most(shown)) is not None:
+    most = _most(shown)
+    if most is not None:
         title = f"decoder.{most[0]}.cross, head {most[1]}, which looks at padding most"
         panels.append((title, [most]))
     return {
@@ -99,6 +100,7 @@ def _window(inspection: Inspection, shown: Shown, keep: Any) -> dict[str, Any]:
         "cross": keep(f"cross-{shown.name}", pictures.cross_maps(shown, panels)),
         "words": [
             {
+                "space": " " if seen.word.word.startswith(" ") else "",
                 "text": seen.word.word.strip(),
                 "shade": f"{min(seen.cross or 0.0, 1.0):.3f}",
                 "title": f"{seen.word.start:.2f} … {seen.word.end:.2f} s; attention on padding: "
@@ -106,6 +108,8 @@ def _window(inspection: Inspection, shown: Shown, keep: Any) -> dict[str, Any]:
             }
             for seen in shown.words
         ],
+        "padding": most is not None,
+        "hidden": shown.hides,
         "text": shown.text,
         "other_text": shown.other_text,
         "end_probability": math.exp(shown.measurement.end_logprob),
@@ -193,7 +197,13 @@ def most_on_padding(tally: Tally) -> tuple[list[str], list[list[str | None]]]:
 def verdict(inspection: Inspection) -> list[str]:
     """What was found, in words and numbers."""
     tally = inspection.tallies[str(inspection.policy)]
+    rows = [
+        row for row in inspection.tables["windows"].rows if row["policy"] == str(inspection.policy)
+    ]
+    known = [row for row in rows if row["end_logit_padding"] is not None]
     told = []
+    if 0 < len(known) < len(rows):
+        told.append(f"Padding can be seen in {len(known)} of {len(rows)} windows; this is of them.")
     for kind, name in KINDS.items():
         if "padding" not in DEFINED[kind]:
             continue
@@ -209,13 +219,9 @@ def verdict(inspection: Inspection) -> list[str]:
             f"{len(found)} heads; most in {place} head {head}, {100 * most:.0f} %. In {n_half} of "
             f"the heads it is more than half."
         )
-    rows = [
-        row for row in inspection.tables["windows"].rows if row["policy"] == str(inspection.policy)
-    ]
-    known = [row for row in rows if row["end_logit_padding"] is not None]
     if known:
-        parts = [np.mean([row[name] for row in known]) for name in ("end_logit_padding",)]
-        parts.append(np.mean([row["end_logit_audio"] for row in known]))
+        names = ("end_logit_padding", "end_logit_audio")
+        parts = [np.mean([row[name] for row in known]) for name in names]
         told.append(
             f"Where the text is complete, cross-attention on padding adds {parts[0]:+.2f} to the "
             f"end token's logit along the direct path, and attention on the audio {parts[1]:+.2f}."

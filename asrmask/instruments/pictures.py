@@ -193,7 +193,8 @@ def cross_maps(shown: Shown, heads: Sequence[Panel]) -> bytes:
         axes.set_xlim(begin, end)
         axes.set_yticks(np.arange(len(tokens)) + 0.5, [t.strip() for t in tokens], fontsize=6)
         axes.tick_params(axis="x", labelsize=7)
-        axes.set_xlabel("seconds; red: the audio ends and padding begins", fontsize=8)
+        ends = "; red: the audio ends and padding begins" if n_audio < n_all else ""
+        axes.set_xlabel(f"seconds{ends}", fontsize=8)
         axes.set_title(title, loc="left", fontsize=9, pad=36)
         bar = figure.colorbar(image, ax=axes, shrink=0.8)
         bar.set_label("log10 of the weight", fontsize=7)
@@ -219,10 +220,13 @@ def padding_by_position(inspection: Inspection) -> bytes:
                 if place in profiles:
                     name = f"{place}, {policy}" if len(inspection.profiles) > 1 else place
                     mean = profiles[place].means()
-                    axes.plot(x, mean, style, color=colour, label=name)
+                    known = ~np.isnan(mean)  # a short text or clip has bins without data
+                    axes.plot(
+                        x[known], mean[known], style, marker=".", ms=4, color=colour, label=name
+                    )
                     if style == "-":
-                        low, high = profiles[place].interval()
-                        axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+                        low, high = (bound[known] for bound in profiles[place].interval())
+                        axes.fill_between(x[known], low, high, color=colour, alpha=0.15, lw=0)
                     drawn = True
         if drawn:
             axes.legend(fontsize=6, frameon=False, ncols=2)
@@ -275,6 +279,9 @@ def comparison(differences: Tally, quantity: str, title: str) -> bytes:
         for y in marks:
             hatched(axes, left, y - 0.5, right - left, 1)
         axes.set_xlim(left, right)
+        axes.locator_params(axis="x", nbins=5)
+        if len(marks) == len(rows):  # nothing to read off it
+            axes.set_xticks([])
         axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
         axes.set_yticks(range(len(rows)), [row[0] for row in rows], fontsize=6)
         axes.tick_params(axis="x", labelsize=7)
