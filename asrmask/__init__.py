@@ -19,7 +19,7 @@ _HOMES = {
     "Policy": "asrmask.policy",
     "Recording": "asrmask.audio",
     "Segment": "asrmask.transcription",
-    "Settings": "asrmask.transcriber",
+    "Settings": "asrmask.settings",
     "Spectrogram": "asrmask.audio",
     "Transcription": "asrmask.transcription",
     "VadOptions": "asrmask.vad",
@@ -34,6 +34,7 @@ _HOMES = {
     "pad_or_trim": "asrmask.audio",
     "stream": "asrmask.transcriber",
     "transcribe": "asrmask.transcriber",
+    "transcribe_all": "asrmask.batches",
 }
 
 __all__ = sorted(_HOMES)

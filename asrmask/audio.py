@@ -64,13 +64,17 @@ class Recording:
         return cls(len(array), lambda start, stop: array[start:stop])
 
     @classmethod
-    def open(cls, source: str | Path) -> "Recording":
-        """The recording in a file ("-": standard input), decoded once."""
+    def open(cls, source: str | Path, problems: list[str] | None = None) -> "Recording":
+        """The recording in a file ("-": standard input), decoded once.
+
+        problems: where to say what is wrong with a file of which some can be heard; if None, an
+                  AudioWarning
+        """
         name = "standard input" if source == "-" else str(source)
         spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115
         try:
             with media.opened(source, name) as file:
-                for block in media.decode(file, name, SAMPLE_RATE):
+                for block in media.decode(file, name, SAMPLE_RATE, problems):
                     spool.write(block.tobytes())
             n_samples = spool.tell() // 2
         except BaseException:
@@ -214,13 +218,25 @@ class Spectrogram:
         self._block = lru_cache(maxsize=8)(self._compute_block)
 
     @cached_property
+    def _survey(self) -> tuple[float, Tensor]:
+        """The peak and the loudness, from one pass over the recording."""
+        last = self.n_frames + 3  # the frames whose window still touches the recording's end
+        peaks, means = [], []
+        for i in range(0, last, N_FRAMES):
+            block = self._log_power(i, min(i + N_FRAMES, last))
+            peaks.append(float(block.max()))
+            means.append(block.mean(dim=0))
+        return max(peaks), torch.cat(means)[: self.n_frames]
+
+    @property
     def peak(self) -> float:
         """The loudest log10 Mel power of the recording, from which its floor is counted."""
-        last = self.n_frames + 3  # the frames whose window still touches the recording's end
-        return max(
-            float(self._log_power(i, min(i + N_FRAMES, last)).max())
-            for i in range(0, last, N_FRAMES)
-        )
+        return self._survey[0]
+
+    @property
+    def loudness(self) -> Tensor:
+        """(n_frames,) log10 Mel power of each frame, on average over Mel bands."""
+        return self._survey[1]
 
     def window(self, start: int, n_frames: int, *, fill: str, size: int = N_FRAMES) -> Features:
         """Frames start..start + n_frames, padded to `size` frames; none: all padding."""

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -24,7 +25,7 @@ LEAST_LOGPROB = -0.7  # stricter than theirs (−1): here a better try is at han
 FEW_TOKENS = 5  # fewer are unsure by nature: their average is one rare word's
 LONG_REPEAT = 6  # tokens that nobody says twice in a row
 TEXT_TOKENS = 50_256  # words and marks come before the special tokens, in every vocabulary
-MOST_LATE_S = 1.0  # a text's last time after the end of the audio
+MOST_LATE_S = 1.0  # that words may begin after the end of the audio
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class DecodingResult:
     temperature: float = float("nan")
     compression_ratio: float = float("nan")
     ended: bool = True  # False: the text was cut off at the most tokens it may have
-    last_time: float | None = None  # seconds, of its last timestamp
+    last_start: float | None = None  # seconds: the last timestamp that words follow
     policy: Policy = FULL  # what the model saw of the padding
     fallback: str | None = None  # why it was not decoded under the policy that was asked for
 
@@ -199,8 +200,8 @@ def runaway(
     enough = len(result.tokens) >= FEW_TOKENS
     if least_logprob is not None and enough and result.avg_logprob < least_logprob:
         return "unsure"
-    if result.last_time is not None:
-        late_s = result.last_time - n_positions / POSITIONS_PER_SECOND
+    if result.last_start is not None:
+        late_s = result.last_start - n_positions / POSITIONS_PER_SECOND
         return "times past the end" if late_s > MOST_LATE_S else None
     return None
 
@@ -280,7 +281,8 @@ def decode_memory(model: Whisper, memory: Memory, options: DecodingOptions) -> l
         best = _best(clip.candidates, options.length_penalty)
         text = tokenizer.decode(best.tokens).strip()
         tokens = _from_zero(best.tokens, tokenizer.timestamp_begin, memory.first_of(i))
-        times = [t - tokenizer.timestamp_begin for t in tokens if t >= tokenizer.timestamp_begin]
+        begin = tokenizer.timestamp_begin
+        starts = [time - begin for time, after in pairwise(tokens) if time >= begin > after]
         results.append(
             DecodingResult(
                 audio_features=memory.features[i],
@@ -293,7 +295,7 @@ def decode_memory(model: Whisper, memory: Memory, options: DecodingOptions) -> l
                 temperature=options.temperature,
                 compression_ratio=compression_ratio(text),
                 ended=best.ended,
-                last_time=times[-1] / POSITIONS_PER_SECOND if times else None,
+                last_start=starts[-1] / POSITIONS_PER_SECOND if starts else None,
             )
         )
     return results

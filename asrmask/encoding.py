@@ -18,7 +18,7 @@ from asrmask import masks, virtual
 from asrmask.attention import Recorder
 from asrmask.audio import FRAMES_PER_POSITION, N_FRAMES, Features
 from asrmask.errors import OptionError
-from asrmask.model import Memory, Whisper
+from asrmask.model import Memory, Room, Whisper
 from asrmask.policy import N_POSITIONS, Policy
 from asrmask.virtual import Design, Layout
 
@@ -69,6 +69,13 @@ def plan(
     )
 
 
+def n_keys(policy: Policy, visible: int) -> int:
+    """How many keys the decoder attends to, of a clip with so many positions of audio or margin."""
+    if policy.kind == "virtual":
+        return visible + -(-(N_POSITIONS - visible) // Design().cross_stride)
+    return visible if policy.kind in {"trim", "mask:both", "mask:cross"} else N_POSITIONS
+
+
 @torch.inference_mode()
 def encode(
     model: Whisper,
@@ -113,6 +120,22 @@ def encode(
     features = model.encoder(mel, planned.encoder_mask, record, positions=planned.positions)
     memory = model.decoder.remember(features, planned.cross_mask)
     return replace(memory, first=planned.first, origin=planned.positions[0] + memory.origin)
+
+
+def encode_all(
+    model: Whisper, windows: Sequence[Features], policy: Policy, room: Room | None = None
+) -> Memory:
+    """The memory of many windows.
+
+    A CPU encodes them one by one: each fills it, and its numbers do not depend on the others.
+    room: where they are put, if there is one already
+    """
+    if model.device.type != "cpu" or policy.positions == "last":  # there each begins elsewhere
+        return encode(model, windows, policy)
+    most = max(n_keys(policy, policy.visible(window.n_positions)) for window in windows)
+    room = room or Room(model, len(windows) * most)
+    clips = (encode(model, [window], policy) for window in windows)
+    return room.filled(clips, len(windows), most)
 
 
 def with_bank(

@@ -3,17 +3,20 @@
 import os
 import sys
 import time
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asrmask.audio import HOP_LENGTH, Recording
-from asrmask.errors import AsrmaskError, AudioError, AudioWarning, OptionError, printable
-from asrmask.transcriber import Settings, Stream, Watcher
+from asrmask.batches import transcriptions
+from asrmask.errors import AsrmaskError, AudioError, OptionError, printable
+from asrmask.settings import Settings
+from asrmask.transcriber import Stream
+from asrmask.transcription import Segment, Transcription
+from asrmask.walk import Watcher
 from asrmask.writers import Layout, line, save
 
 if TYPE_CHECKING:
@@ -92,6 +95,67 @@ def _stem(source: str) -> str:
     return "stdin" if source == "-" else Path(source).stem
 
 
+@dataclass
+class Work:
+    """The jobs of a call, and what has become of them."""
+
+    jobs: Sequence[Job]
+    layout: Layout
+    verbose: bool | None
+    failed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.left = [job.name for job in self.jobs]
+
+    def say_text(self, segments: Iterable[Segment]) -> None:
+        """Segments on standard output, as they are asked for."""
+        for segment in segments:
+            if self.verbose is not False and segment.text:
+                print(line(segment) if self.verbose else segment.text.strip(), flush=True)
+
+    def settle(self, job: Job, problems: Sequence[str]) -> None:
+        """A job is over."""
+        if problems:
+            self.failed.append(job.name)
+        self.left.remove(job.name)
+        for problem in problems:
+            say(f"error: {problem}")
+
+    @contextmanager
+    def trying(self, job: Job) -> Iterator[None]:
+        """Within it, what goes wrong with a file ends that job alone."""
+        try:
+            yield
+        except AsrmaskError as error:
+            self.settle(job, [str(error)])
+        except BrokenPipeError:  # the reader of our text has gone: no use in going on
+            raise
+        except OSError as error:  # an output that cannot be written: the others still may
+            told = f"{job.name}: {error.strerror or error}, expected to write its outputs"
+            self.settle(job, [told])
+
+    def finish(self, job: Job, opened: "Opened", result: Transcription, begun: float) -> None:
+        """Write what a job is to give."""
+        for form, path in job.outputs.items():
+            save(result, path, form, self.layout)
+        seconds = time.perf_counter() - begun
+        say(f"{opened.recording.duration_s:.1f} s of audio in {seconds:.1f} s")
+        if result.padding is not None:
+            say(str(result.padding))
+        self.settle(job, opened.problems)
+
+    def interrupted(self) -> int:
+        n_done = len(self.jobs) - len(self.left) - len(self.failed)
+        say(f"interrupted: {n_done} of {len(self.jobs)} files done, left: {' '.join(self.left)}")
+        return 130
+
+    def exit_code(self) -> int:
+        """1 if any failed."""
+        if self.failed and len(self.jobs) > 1:
+            say(f"{len(self.failed)} of {len(self.jobs)} files failed: {' '.join(self.failed)}")
+        return 1 if self.failed else 0
+
+
 def work(
     jobs: Sequence[Job],
     model: "Whisper",
@@ -100,52 +164,90 @@ def work(
     layout: Layout,
     verbose: bool | None,
     watch: Watcher | None = None,
+    batch_size: int = 1,
 ) -> int:
     """Do every job; the exit code: 1 if any failed, after all the others are done."""
-    failed: list[str] = []
-    left = [job.name for job in jobs]
+    todo = Work(jobs, layout, verbose)
     try:
-        for i, job in enumerate(jobs):
-            try:
-                with progress(f"[{i + 1}/{len(jobs)}] {job.name}") as advance:
-                    problems = transcribe_one(
-                        job, model, settings, options, layout, verbose, advance, watch
-                    )
-            except AsrmaskError as error:
-                problems = [str(error)]
-            except BrokenPipeError:  # the reader of our text has gone: no use in going on
-                raise
-            except OSError as error:  # an output that cannot be written: the others still may
-                problems = [f"{job.name}: {error.strerror or error}, expected to write its outputs"]
-            if problems:
-                failed.append(job.name)
-            left.remove(job.name)
-            for problem in problems:
-                say(f"error: {problem}")
+        if batch_size > 1:
+            _in_batches(todo, model, settings, options, watch, batch_size)
+        else:
+            _one_by_one(todo, model, settings, options, watch)
     except KeyboardInterrupt:
-        n_done = len(jobs) - len(left) - len(failed)
-        say(f"interrupted: {n_done} of {len(jobs)} files done, left: {' '.join(left)}")
-        return 130
-    if failed and len(jobs) > 1:
-        say(f"{len(failed)} of {len(jobs)} files failed: {' '.join(failed)}")
-    return 1 if failed else 0
+        return todo.interrupted()
+    return todo.exit_code()
 
 
-def transcribe_one(
-    job: Job,
+def _one_by_one(
+    todo: Work,
     model: "Whisper",
     settings: Settings,
     options: "DecodingOptions",
-    layout: Layout,
-    verbose: bool | None,
-    advance: "Advance",
-    watch: Watcher | None = None,
-) -> list[str]:
-    """Transcribe one file and write its outputs; what was wrong with it, if anything."""
+    watch: Watcher | None,
+) -> None:
+    for i, job in enumerate(todo.jobs):
+        title = f"[{i + 1}/{len(todo.jobs)}] {job.name}"
+        with todo.trying(job), progress(title) as advance:
+            begun = time.perf_counter()
+            opened = open_job(job)
+            running = Stream(model, opened.recording, settings, options, watch)
+            if options.language is None and model.is_multilingual:
+                say(f"language: {running.language}")
+            for segment in running:
+                todo.say_text([segment])
+                advance(running.seek, running.n_frames)
+            todo.finish(job, opened, running.result(), begun)
+
+
+def _in_batches(
+    todo: Work,
+    model: "Whisper",
+    settings: Settings,
+    options: "DecodingOptions",
+    watch: Watcher | None,
+    batch_size: int,
+) -> None:
+    """Windows of several files at a time; texts on standard output in the order of the files."""
     begun = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", AudioWarning)
-        recording = Recording.open(job.source)
+    known: dict[Stream, tuple[Job, Opened]] = {}
+    texts: dict[str, list[Segment]] = {}  # of files that are done, before the earlier ones are
+    order = iter(todo.jobs)
+    next_job = next(order, None)
+
+    def streams() -> Iterator[Stream]:
+        for job in todo.jobs:
+            stream = None
+            with todo.trying(job):
+                opened = open_job(job)
+                stream = Stream(model, opened.recording, settings, options, watch)
+                known[stream] = job, opened
+            if stream is not None:
+                yield stream
+
+    with progress(f"{len(todo.jobs)} files") as advance:
+        for stream, result in transcriptions(model, streams(), batch_size):
+            job, opened = known.pop(stream)
+            with todo.trying(job):
+                texts[job.name] = result.segments
+                todo.finish(job, opened, result, begun)
+            while next_job is not None and next_job.name not in todo.left:
+                todo.say_text(texts.pop(next_job.name, []))
+                next_job = next(order, None)
+            advance(len(todo.jobs) - len(todo.left), len(todo.jobs))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A job's recording, and what was wrong with its file."""
+
+    recording: Recording
+    problems: list[str]
+
+
+def open_job(job: Job) -> Opened:
+    """The recording of a job, if there is something to hear in it."""
+    problems: list[str] = []
+    recording = Recording.open(job.source, problems)
     if recording.n_samples < HOP_LENGTH:
         raise AudioError(
             f"{job.name}: too short, got {recording.n_samples} samples, "
@@ -155,21 +257,7 @@ def transcribe_one(
         raise AudioError(
             f"{job.name}: pure silence, got {recording.n_samples} zeros, expected speech"
         )
-    running = Stream(model, recording, settings, options, watch)
-    if options.language is None and model.is_multilingual:
-        say(f"language: {running.language}")
-    for segment in running:
-        if verbose is not False and segment.text:
-            print(line(segment) if verbose else segment.text.strip(), flush=True)
-        advance(running.seek, running.n_frames)
-    result = running.result()
-    for form, path in job.outputs.items():
-        save(result, path, form, layout)
-    say(f"{recording.duration_s:.1f} s of audio in {time.perf_counter() - begun:.1f} s")
-    if result.padding is not None:
-        say(str(result.padding))
-    problems = (w for w in caught if issubclass(w.category, AudioWarning))
-    return [str(warning.message) for warning in problems]
+    return Opened(recording, problems)
 
 
 class Advance:

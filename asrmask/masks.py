@@ -53,7 +53,34 @@ def counted(counts: Tensor) -> Tensor:
     >>> counted(torch.tensor([[1, 0, 2]]))[0, 0, 0].tolist()
     [0.0, -inf, 0.6931471824645996]
     """
-    return counts.float().log()[:, None, None, :]
+    bias = counts.float().clamp(min=1).log_()  # of 0 it would be slow, a millisecond and more
+    return bias.masked_fill_(counts == 0, -torch.inf)[:, None, None, :]
+
+
+def joined(
+    several: Sequence[Tensor | None], shapes: Sequence[tuple[int, int]], n_keys: int
+) -> Tensor:
+    """One bias for clips that had keys of their own, and now have n_keys each.
+
+    several: good masks of (B, 1, 1, K), or None; shapes: the (B, K) of each
+    returns (all B, 1, 1, n_keys) float32: a clip sees none of the keys that it did not have
+
+    >>> joined([None, padding([1], 3)], [(1, 2), (1, 3)], 3)[:, 0, 0].exp().int().tolist()
+    [[1, 1, 0], [1, 0, 0]]
+    """
+    device = next((mask.device for mask in several if mask is not None), None)
+    out = torch.full((sum(b for b, _ in shapes), 1, 1, n_keys), -torch.inf, device=device)
+    first = 0
+    for mask, (n_clips, n_own) in zip(several, shapes, strict=True):
+        place = out[first : first + n_clips, :, :, :n_own]
+        if mask is None:
+            place.zero_()
+        elif mask.dtype == torch.bool:
+            place.masked_fill_(mask, 0.0)
+        else:
+            place.copy_(mask)
+        first += n_clips
+    return out
 
 
 def causal(n_queries: int, n_keys: int, device: torch.device | None = None) -> Tensor:

@@ -54,11 +54,13 @@ def _copied(pipe: IO[bytes]) -> IO[bytes]:
     return file
 
 
-def decode(file: IO[bytes], name: str, rate: int) -> Iterator[np.ndarray]:
+def decode(
+    file: IO[bytes], name: str, rate: int, problems: list[str] | None = None
+) -> Iterator[np.ndarray]:
     """Samples of a file's audio stream: int16 blocks, mono, `rate` a second.
 
     Upstream's loader passes through 16-bit integers, so this does too. A file that ends too soon
-    gives what it has, and an AudioWarning.
+    gives what it has, and a line in `problems`; if there is no such list, an AudioWarning.
     """
     import av
 
@@ -88,7 +90,9 @@ def decode(file: IO[bytes], name: str, rate: int) -> Iterator[np.ndarray]:
         problem = f"damaged, got {got_s:.2f} s of audio, expected more ({reading.stopped})"
     elif reading.n_bad > 1:  # one may be a cut-off last packet, or a tag that looks like one
         problem = f"damaged, got {reading.n_bad} packets that do not decode, expected none"
-    if problem is not None:
+    if problem is not None and problems is not None:
+        problems.append(f"{name}: {problem}")
+    elif problem is not None:
         warnings.warn(f"{name}: {problem}", AudioWarning, stacklevel=2)
 
 

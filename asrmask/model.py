@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol, cast
 
@@ -167,8 +167,7 @@ class AudioEncoder(nn.Module):
         if record is not None:
             record("encoder.input", "residual", x)
         for i, block in enumerate(self.blocks):
-            inner = block.attn_ln(x)
-            q, (keys, values) = block.attn.queries(inner), block.attn.keys_values(inner)
+            q, keys, values = block.attn.projections(block.attn_ln(x))
             if tail is None:
                 keys, values = keys[:, :, stretch], values[:, :, stretch]
                 seen = block.attn(q, keys, values, mask, record)
@@ -201,6 +200,7 @@ class Memory:
     mask:         (B, 1, 1, K) bool, True = may be attended to; None = everything
     first:        (B,) ints, the position code of each clip's first audio; None: 0
     origin:       the position code of the first key
+    is_scratch:   for one use: a clip may be moved to the place of another that is done with
     """
 
     features: Tensor
@@ -209,25 +209,82 @@ class Memory:
     mask: Tensor | None = None
     first: Tensor | None = None
     origin: int = 0
+    is_scratch: bool = False
 
     @property
     def n_clips(self) -> int:
         return self.features.shape[0]
 
-    def select(self, clips: Tensor) -> "Memory":
-        """The memory of those clips alone."""
+    def one(self, clip: int) -> "Memory":
+        """The memory of one clip, in the same place."""
+        only = slice(clip, clip + 1)
         return Memory(
-            self.features.index_select(0, clips),
-            tuple(k.index_select(0, clips) for k in self.keys),
-            tuple(v.index_select(0, clips) for v in self.values),
-            None if self.mask is None else self.mask.index_select(0, clips),
-            None if self.first is None else self.first.index_select(0, clips),
+            self.features[only],
+            tuple(k[only] for k in self.keys),
+            tuple(v[only] for v in self.values),
+            None if self.mask is None else self.mask[only],
+            None if self.first is None else self.first[only],
             self.origin,
+        )
+
+    def select(self, clips: Sequence[int]) -> "Memory":
+        """The memory of those clips alone, in that order."""
+        index = torch.tensor(clips, device=self.features.device)
+
+        def chosen(x: Tensor) -> Tensor:
+            if not self.is_scratch:
+                return x.index_select(0, index)
+            for i, clip in enumerate(clips):
+                if i != clip:
+                    x[i] = x[clip]
+            return x[: len(clips)]
+
+        return Memory(
+            chosen(self.features),
+            tuple(map(chosen, self.keys)),
+            tuple(map(chosen, self.values)),
+            None if self.mask is None else chosen(self.mask),
+            None if self.first is None else chosen(self.first),
+            self.origin,
+            self.is_scratch,
         )
 
     def first_of(self, clip: int) -> int:
         """The position code of a clip's first audio."""
         return 0 if self.first is None else int(self.first[clip])
+
+
+class Room:
+    """Space for what is remembered of a batch, which the next batch has again."""
+
+    def __init__(self, model: "Whisper", n_keys: int):
+        """n_keys: of all clips together, at the most"""
+        self._dims = model.dims
+        like = model.decoder.ln.weight
+        size = n_keys * model.dims.n_text_state
+        self._layers = [
+            [like.new_empty(size) for _ in range(model.dims.n_text_layer)] for _ in range(2)
+        ]
+
+    def filled(self, clips: Iterable[Memory], n_clips: int, n_keys: int) -> Memory:
+        """The memory of clips that come one by one, each with n_keys at the most; for one use."""
+        n_head = self._dims.n_text_head
+        shape = (n_clips, n_head, n_keys, self._dims.n_text_state // n_head)
+        keys, values = (
+            tuple(flat[: math.prod(shape)].view(shape) for flat in flats) for flats in self._layers
+        )
+        features, seen, shapes = [], [], []
+        for i, clip in enumerate(clips):
+            n_own = clip.keys[0].shape[2]
+            for room, own in zip((*keys, *values), (*clip.keys, *clip.values), strict=True):
+                room[i, :, :n_own] = own[0]
+                room[i, :, n_own:] = 0
+            features.append(clip.features[0])
+            seen.append(clip.mask)
+            shapes.append((1, n_own))
+        padded = nn.utils.rnn.pad_sequence(features, batch_first=True)
+        mask = masks.joined(seen, shapes, n_keys)
+        return Memory(padded, keys, values, mask, is_scratch=True)
 
 
 class TextDecoder(nn.Module):
@@ -277,10 +334,10 @@ class TextDecoder(nn.Module):
 
     def cache(self, n_rows: int, capacity: int | None = None) -> KVCache:
         """An empty cache with room for `capacity` tokens of n_rows texts."""
-        weight = self.token_embedding.weight
+        like = self.ln.weight
         n_head = self.blocks[0].attn.n_head
-        shape = (n_rows, n_head, capacity or self.n_ctx, weight.shape[1] // n_head)
-        return KVCache.empty(len(self.blocks), shape, weight)
+        shape = (n_rows, n_head, capacity or self.n_ctx, len(like) // n_head)
+        return KVCache.empty(len(self.blocks), shape, like)
 
     def forward(
         self, tokens: Tensor, memory: Memory, cache: KVCache, record: Recorder | None = None
@@ -296,13 +353,13 @@ class TextDecoder(nn.Module):
             raise OptionError(f"a text must be at most {self.n_ctx} tokens, got {n_keys}")
         # a single query is the last of the keys and sees them all
         causal = None if n_queries == 1 else masks.causal(n_queries, n_keys, tokens.device)
-        x = self.token_embedding(tokens) + self.positional_embedding[cache.length : n_keys]
+        x = self.token_embedding(tokens).to(self.ln.weight.dtype)
+        x = x + self.positional_embedding[cache.length : n_keys]
         if record is not None:
             record("decoder.input", "residual", x)
         for i, block in enumerate(self.blocks):
-            inner = block.attn_ln(x)
-            q, new = block.attn.queries(inner), block.attn.keys_values(inner)
-            x = block.attn(q, *cache.put(i, *new), causal, record).add_(x)
+            q, keys, values = block.attn.projections(block.attn_ln(x))
+            x = block.attn(q, *cache.put(i, keys, values), causal, record).add_(x)
             q = block.cross_attn.queries(block.cross_attn_ln(x))
             seen = block.cross_attn(q, memory.keys[i], memory.values[i], memory.mask, record)
             x = block.feed_forward(seen.add_(x))
@@ -312,6 +369,8 @@ class TextDecoder(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, D) → (…, n_vocab), float32."""
+        if not isinstance(self.token_embedding, nn.Embedding):
+            return self.token_embedding.logits(x)
         weight = self.token_embedding.weight
         out = self.packed.product(x, weight)
         return F.linear(x, weight).float() if out is None else out
@@ -335,11 +394,12 @@ class Whisper(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.decoder.token_embedding.weight.device
+        return self.decoder.ln.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.decoder.token_embedding.weight.dtype
+        """Of activations: weights may take less room."""
+        return self.decoder.ln.weight.dtype
 
     @property
     def is_multilingual(self) -> bool:

@@ -21,6 +21,7 @@ from asrmask.errors import OptionError
 
 WINDOW_S = 30  # seconds that the model hears at a time
 POSITIONS_PER_SECOND = 50  # of the encoder
+GRAIN = 32  # positions
 N_POSITIONS = WINDOW_S * POSITIONS_PER_SECOND  # 1,500 in a window
 QUIETEST_DB = -120  # of the noise that padding may be filled with
 
@@ -134,9 +135,16 @@ class Policy:
         return replace(self, fill=fill)
 
     def visible(self, n_positions: int) -> int:
-        """How many positions of a clip of n_positions are audio or margin: 1..1500."""
+        """How many positions of a clip of n_positions are audio or margin: 1..1500.
+
+        With virtual padding the margin ends at a multiple of 32: code and memory that libraries
+        keep for every shape of a tensor are then kept for few.
+        """
         margin = round((self.margin or 0.0) * POSITIONS_PER_SECOND)
-        return min(max(n_positions + margin, 1), N_POSITIONS)
+        n = max(n_positions + margin, 1)
+        if self.kind == "virtual":
+            n = -(-n // GRAIN) * GRAIN
+        return min(n, N_POSITIONS)
 
     def padding_s(self, n_positions: int) -> tuple[float, float]:
         """Seconds of padding that the encoder computes for such a window, and that it avoids."""

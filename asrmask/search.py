@@ -1,12 +1,13 @@
 """Search: from a model, a memory and a prompt to candidate texts. Greedy, sampling and beam.
 
 The loop is one for all: run the decoder, filter the logits, let the strategy choose, and leave
-clips out of the batch once they are done. Each clip goes its own way, so that a batch gives what
+clips out of the batch when they are done. Each clip goes its own way, so that a batch gives what
 its clips give one by one.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -39,10 +40,11 @@ class Clip:
 class Strategy(Protocol):
     """How the next tokens are chosen."""
 
-    def choose(self, clip: Clip, logits: Tensor) -> list[int]:
-        """Extend the clip's texts by a token each, from filtered logits (texts, n_vocab).
+    def choose(self, clips: Sequence[Clip], logits: Tensor) -> list[list[int]]:
+        """Extend each clip's texts by a token, from filtered logits (all their texts, n_vocab).
 
-        Returns, for each text that goes on, the index of the text it was made from.
+        Returns, clip by clip, for each text that goes on the index of the text it was made from.
+        A clip that is done stays as it is.
         """
         ...
 
@@ -59,13 +61,14 @@ class Greedy:
     temperature: float = 0.0
     n_texts: int = 1
 
-    def choose(self, clip: Clip, logits: Tensor) -> list[int]:
-        sources = list(range(len(clip.texts)))
-        if len(clip.texts) < self.n_texts:  # the first step: all texts begin alike
-            sources = [0] * self.n_texts
-            clip.texts = [[] for _ in sources]
-            clip.sums = [0.0 for _ in sources]
-            logits = logits.expand(self.n_texts, -1)
+    def choose(self, clips: Sequence[Clip], logits: Tensor) -> list[list[int]]:
+        sources = [list(range(len(clip.texts))) for clip in clips]
+        if len(clips[0].texts) < self.n_texts:  # the first step: all texts begin alike
+            sources = [[0] * self.n_texts for _ in clips]
+            for clip in clips:
+                clip.texts = [[] for _ in range(self.n_texts)]
+                clip.sums = [0.0] * self.n_texts
+            logits = logits.repeat_interleave(self.n_texts, dim=0)
         if self.temperature == 0:
             picked, chosen = logits.max(dim=-1)
         else:
@@ -74,11 +77,15 @@ class Greedy:
             chosen = Categorical(logits=scaled, validate_args=False).sample()
             picked = logits.gather(1, chosen[:, None])[:, 0]
         picked = picked - logits.logsumexp(dim=-1)
-        for i, (token, logprob) in enumerate(zip(chosen.tolist(), picked.tolist(), strict=True)):
-            ended = bool(clip.texts[i]) and clip.texts[i][-1] == self.eot
-            clip.sums[i] += 0.0 if ended else logprob
-            clip.texts[i].append(self.eot if ended else token)
-        clip.done = all(text[-1] == self.eot for text in clip.texts)
+        drawn = zip(chosen.tolist(), picked.tolist(), strict=True)
+        for clip in clips:
+            for i, (token, logprob) in enumerate(islice(drawn, len(clip.texts))):
+                if clip.done:
+                    continue
+                ended = bool(clip.texts[i]) and clip.texts[i][-1] == self.eot
+                clip.sums[i] += 0.0 if ended else logprob
+                clip.texts[i].append(self.eot if ended else token)
+            clip.done = all(text[-1] == self.eot for text in clip.texts)
         return sources
 
     def candidates(self, clip: Clip) -> list[Candidate]:
@@ -102,7 +109,14 @@ class Beam:
     def n_finished(self) -> int:
         return round(self.beam_size * self.patience)
 
-    def choose(self, clip: Clip, logits: Tensor) -> list[int]:
+    def choose(self, clips: Sequence[Clip], logits: Tensor) -> list[list[int]]:
+        parts = logits.split([len(clip.texts) for clip in clips])
+        return [
+            list(range(len(clip.texts))) if clip.done else self._choose(clip, part)
+            for clip, part in zip(clips, parts, strict=True)
+        ]
+
+    def _choose(self, clip: Clip, logits: Tensor) -> list[int]:
         logprobs, tokens = logits.log_softmax(dim=-1).topk(self.beam_size + 1)
         sums = torch.tensor(clip.sums, device=logits.device)  # float32, as upstream adds them
         scores = (sums[:, None] + logprobs).flatten()
@@ -144,6 +158,17 @@ class Found:
     first_logits: Tensor  # (n_vocab,) unfiltered, at the position asked for
 
 
+def staying(done: Sequence[bool]) -> list[int]:
+    """Those that are not done, in an order that moves few: the last ones fill the gaps.
+
+    >>> staying([False, True, False, False, True])
+    [0, 3, 2]
+    """
+    left = [i for i, is_done in enumerate(done) if not is_done]
+    last = [i for i in left if i >= len(left)]
+    return [last.pop() if is_done else i for i, is_done in enumerate(done[: len(left)])]
+
+
 @torch.inference_mode()
 def search(
     model: Whisper,
@@ -173,22 +198,16 @@ def search(
         texts = [text for clip in going for text in clip.texts]
         for rule in filters:
             rule(logits, texts)
-        rows: list[int] = []  # for each text that goes on, the cache row it comes from
-        keep: list[int] = []  # the clips that go on
-        row = 0
-        for i, clip in enumerate(going):
-            n_texts = len(clip.texts)
-            sources = strategy.choose(clip, logits[row : row + n_texts])
-            if not clip.done:
-                keep.append(i)
-                rows.extend(row + source for source in sources)
-            row += n_texts
-        if not keep or step == n_most - 1:
+        sources = strategy.choose(going, logits)
+        if all(clip.done for clip in going) or step == n_most - 1:
             break
-        if rows != list(range(row)):
+        keep = staying([clip.done for clip in going])
+        n_before = len(texts) // len(going)  # each clip has as many texts as the others
+        rows = [i * n_before + source for i in keep for source in sources[i]]
+        if rows != list(range(len(texts))):
             cache = cache.select(torch.tensor(rows, device=prompts.device))
         if len(keep) < len(going):
-            memory = memory.select(torch.tensor(keep, device=prompts.device))
+            memory = memory.select(keep)
             going = [going[i] for i in keep]
         last = [text[-1] for clip in going for text in clip.texts]
         x, cache = decoder(torch.tensor(last, device=prompts.device)[:, None], memory, cache)

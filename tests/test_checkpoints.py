@@ -265,7 +265,7 @@ def test_dtype_and_halved_files(tmp_path):
     halved = {name: w.half() for name, w in random_weights().items()}
     path = write_openai(tmp_path, halved)
     assert load_model(str(path)).dtype == torch.float32
-    assert load_model(str(path), dtype=torch.float16, in_memory=True).dtype == torch.float16
+    assert load_model(str(path), compute_type="float16", in_memory=True).dtype == torch.float16
 
 
 def test_the_bundled_tiny_en_is_of_its_official_shape(model):

@@ -162,8 +162,8 @@ def log(*probabilities):
 
 def test_greedy_sums_log_probabilities_up_to_the_end():
     strategy, clip = Greedy(eot=2), Clip()
-    strategy.choose(clip, log(0.5, 0.3, 0.2))
-    strategy.choose(clip, log(0.1, 0.2, 0.7))
+    strategy.choose([clip], log(0.5, 0.3, 0.2))
+    strategy.choose([clip], log(0.1, 0.2, 0.7))
     assert clip.done
     (found,) = strategy.candidates(clip)
     assert found.tokens == [0]
@@ -173,15 +173,15 @@ def test_greedy_sums_log_probabilities_up_to_the_end():
 
 def test_beam_keeps_the_best_of_all_continuations():
     strategy, clip = Beam(eot=3, beam_size=2), Clip()
-    assert strategy.choose(clip, log(0.5, 0.4, 0.06, 0.04)) == [0, 0]
+    assert strategy.choose([clip], log(0.5, 0.4, 0.06, 0.04)) == [[0, 0]]
     assert clip.texts == [[0], [1]]
     # from [0]: nothing likely; from [1]: token 2 at 0.9 → 0.36, the best of all
     rows = torch.cat([log(0.3, 0.3, 0.3, 0.1), log(0.04, 0.03, 0.9, 0.03)])
-    sources = strategy.choose(clip, rows)
+    (sources,) = strategy.choose([clip], rows)
     assert clip.texts[0] == [1, 2]
     assert sources[0] == 1
     rows = torch.cat([log(0.02, 0.01, 0.01, 0.96), log(0.05, 0.03, 0.02, 0.9)])
-    strategy.choose(clip, rows)
+    strategy.choose([clip], rows)
     assert clip.done
     assert strategy.candidates(clip)[0].tokens == [1, 2]
 

@@ -45,7 +45,7 @@ def half_minute(samples):
 @pytest.fixture(scope="module")
 def exact_model():
     """The real tiny.en in double precision, where rounding does not grow to 1e-4."""
-    return load_model("tiny.en", dtype=torch.float64)
+    return load_model("tiny.en", compute_type="float64")
 
 
 @torch.inference_mode()
@@ -221,8 +221,8 @@ def test_reasons_for_decoding_again(model, sample):
     assert runaway(replace(good, tokens=words + words, compression_ratio=1.9), n) == "repetition"
     assert runaway(replace(good, avg_logprob=-0.8), n) == "unsure"
     assert runaway(replace(good, avg_logprob=-0.8, tokens=good.tokens[:3]), n) is None
-    assert runaway(replace(good, last_time=8.2), n) == "times past the end"
-    assert runaway(replace(good, last_time=8.0), n) is None
+    assert runaway(replace(good, last_start=8.2), n) == "times past the end"
+    assert runaway(replace(good, last_start=8.0), n) is None
 
 
 def test_policies_need_to_know_how_much_is_real(model, sample):

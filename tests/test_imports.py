@@ -11,17 +11,19 @@ PACKAGE = Path(asrmask.__file__).parent
 
 # each may import those before it
 ORDER = [
-    "errors packed assets torchaudio_import files pages",
+    "errors packed assets torchaudio_import files pages presets allocation",
     "policy",
     "media tokenizer masks writers score alignment transcription",
     "audio attention",
-    "model vad corpus",
-    "checkpoints filters virtual",
+    "model vad corpus pauses",
+    "int8 filters virtual",
     "encoding search",
     "decoding",
     "words",
-    "hallucination",
+    "hallucination settings",
+    "walk",
     "transcriber",
+    "batches checkpoints",
     "jobs upstream huggingface",
     "instruments systems",
     "comparison experiments cost pictures",
@@ -87,7 +89,8 @@ def test_help_and_the_package_import_nothing_heavy():
 def test_public_names():
     expected = {
         "load_model available_models load_audio pad_or_trim log_mel_spectrogram DecodingOptions",
-        "decode detect_language transcribe stream Settings Transcription Segment Word VadOptions",
+        "decode detect_language transcribe transcribe_all stream Settings Transcription Segment",
+        "Word VadOptions",
         "DecodingResult Features Spectrogram Recording Whisper ModelDimensions Policy",
         "AsrmaskError AudioError CheckpointError OptionError AudioWarning",
     }

@@ -20,9 +20,11 @@ from asrmask.instruments.inspection import N_BINS, Inspection, in_bins, word_spa
 from asrmask.instruments.quantities import QUANTITIES, expected
 from asrmask.instruments.tables import Table
 from asrmask.policy import Policy
+from asrmask.settings import Settings
 from asrmask.tokenizer import get_tokenizer
-from asrmask.transcriber import Settings, Watcher, stream
+from asrmask.transcriber import stream
 from asrmask.transcription import Segment, Word
+from asrmask.walk import Watcher
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = ["--beam_size", "None", "--temperature_increment_on_fallback", "None"]

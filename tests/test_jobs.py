@@ -18,7 +18,7 @@ from media import at_rate, encode, read_flac
 
 from asrmask import cli, jobs
 from asrmask.cli import transcribe as command
-from asrmask.errors import OptionError
+from asrmask.errors import AudioError, OptionError
 
 QUICK = ["--beam_size", "None", "--temperature_increment_on_fallback", "None", "--threads", "1"]
 DEADLINE_S = 120
@@ -213,14 +213,14 @@ def test_what_is_cut_off_leaves_whole_files_and_can_be_finished(
 
 
 def test_interrupted_between_files_says_what_is_left(monkeypatch, tmp_path, capsys):
-    def one(job, *rest):
-        return ["a.wav: truncated"]
+    def cut_off(job):
+        raise AudioError("a.wav: truncated")
 
     def interrupted(text):
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(jobs, "transcribe_one", one)
+    monkeypatch.setattr(jobs, "open_job", cut_off)
     monkeypatch.setattr(jobs, "progress", lambda title: monkeypatch.context())
     monkeypatch.setattr(jobs, "say", interrupted)
     planned = jobs.plan(["a.wav", "b.wav", "c.wav"], str(tmp_path), [])

@@ -9,7 +9,7 @@ from asrmask import load_audio, transcribe
 from asrmask.cli import main
 from asrmask.errors import OptionError
 from asrmask.policy import Policy
-from asrmask.transcriber import Settings
+from asrmask.settings import Settings
 
 
 @pytest.mark.parametrize("text", ["virtual", "trim,margin=2", "mask:encoder", "full"])

@@ -94,6 +94,7 @@ def test_visible_positions():
     assert Policy("trim").visible(300) == 300
     assert Policy("trim", 0.16).visible(300) == 308
     assert Policy("trim", 30).visible(300) == N_POSITIONS
+    assert [Policy("virtual", 0.0).visible(n) for n in (300, 320, 1490)] == [320, 320, N_POSITIONS]
     assert Policy("trim").visible(0) == 1  # a window of nothing but padding shows some of it
 
 

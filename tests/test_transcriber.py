@@ -7,7 +7,9 @@ import torch
 from asrmask import load_audio, upstream
 from asrmask.audio import SAMPLE_RATE
 from asrmask.errors import AudioError, OptionError
-from asrmask.transcriber import Prompt, Settings, stream, transcribe
+from asrmask.settings import Settings
+from asrmask.transcriber import stream, transcribe
+from asrmask.walk import Prompt
 
 SAME = ("id", "seek", "start", "end", "text", "tokens", "temperature")
 

@@ -9,9 +9,11 @@ import torch
 from asrmask import load_audio, transcriber
 from asrmask.audio import N_SAMPLES, SAMPLE_RATE, Recording
 from asrmask.errors import OptionError
+from asrmask.settings import Settings
 from asrmask.tokenizer import get_tokenizer
-from asrmask.transcriber import Prompt, Settings, overlap, transcribe
+from asrmask.transcriber import overlap, transcribe
 from asrmask.vad import FRAME, VadOptions, probabilities, speech_spans
+from asrmask.walk import Prompt
 
 SLACK_S = 0.3  # silence within the clips' own ends, and the width of a word's edge
 

@@ -101,7 +101,7 @@ def test_layout_of_a_small_window():
     expected = [0, 0, 0, 0, math.log(4), math.log(2)]
     assert torch.allclose(layout.mask[0, 0, 0], torch.tensor(expected))
     assert layout.probes.tolist() == [[4, 8]]  # the middles of 3 … 6.5 and 6.5 … 10
-    assert layout.near_each.tolist() == [[0, 0, 0, 0, 1, 1, 1]]
+    assert layout.each_takes.argmax(dim=-1).tolist() == [[0, 0, 0, 0, 1, 1, 1]]
 
 
 def test_averages_of_positions_in_a_row():
@@ -151,5 +151,6 @@ def test_other_precision_and_shape(small):
     mel[:, :200] = torch.randn(80, 200)
     memory = encode(half, [Features(mel, 200), Features(mel, 90)], "virtual")
     assert memory.features.dtype == torch.bfloat16
-    assert memory.features.shape == (2, 132, 32)
-    assert memory.keys[0].shape == (2, 2, 132 + (1500 - 77) // 2 + 1, 16)
+    # 100 and 45 positions, a margin of 32, and up to a multiple of 32
+    assert memory.features.shape == (2, 160, 32)
+    assert memory.keys[0].shape == (2, 2, 160 + (1500 - 96) // 4, 16)

@@ -110,7 +110,7 @@ def shares(model: Whisper, limits: Limits) -> list[Share]:
         found.append(Share(name, operations / limits.float32_operations / 1e9, taken))
     memory = encode(model, [window], Policy())
     for n_clips in (1, 8):
-        several = memory.select(torch.zeros(n_clips, dtype=torch.long))
+        several = memory.select([0] * n_clips)
         found.append(
             Share(
                 f"decoder, a token of {n_clips} clip{'s' * (n_clips > 1)}",

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["available_models", "load_model"]
 
+COMPUTE_TYPES = ("float32", "float16", "bfloat16", "float64", "int8")
+
 
 def load_model(
     name: str = DEFAULT,
     device: "str | torch.device | None" = None,
     download_root: str | None = None,
     in_memory: bool = False,
-    dtype: "torch.dtype | None" = None,
+    compute_type: str | None = None,
 ) -> "Whisper":
     """A model by official name, or from a file or folder of weights.
 
@@ -31,11 +33,19 @@ def load_model(
     device:        default: the first GPU, else the CPU
     download_root: where official files are kept; default: openai-whisper's cache folder
     in_memory:     taken for openai-whisper's sake: weights are always read into memory
-    dtype:         precision of the weights; default: float32
+    compute_type:  float32 (the default), float16, bfloat16, float64, or on a CPU int8
     """
     import torch
 
+    from asrmask import int8
+    from asrmask.allocation import give_back
     from asrmask.checkpoints.checkpoint import build
+
+    compute_type = compute_type or "float32"
+    if compute_type not in COMPUTE_TYPES:
+        raise OptionError(
+            f"compute_type must be one of {', '.join(COMPUTE_TYPES)}, got {compute_type!r}"
+        )
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -44,8 +54,15 @@ def load_model(
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0][:80]
         raise OptionError(f"device must be one of PyTorch's, got {device} ({reason})") from None
+    if compute_type == "int8" and device.type != "cpu":
+        raise OptionError(f"compute_type int8 is for a CPU, got {device}: float16 is for a GPU")
     path, checkpoint = read(name, download_root)
-    return build(checkpoint, path, device, dtype or torch.float32)
+    if compute_type != "int8":
+        return build(checkpoint, path, device, getattr(torch, compute_type))
+    model = build(checkpoint, path, device, None)
+    int8.quantise(model)
+    give_back()
+    return model
 
 
 def read(name: str, download_root: str | None = None) -> "tuple[Path, Checkpoint]":

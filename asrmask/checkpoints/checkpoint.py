@@ -59,8 +59,13 @@ def heads_from(pairs: object, path: Path) -> Heads | None:
         ) from None
 
 
-def build(checkpoint: Checkpoint, path: Path, device: torch.device, dtype: torch.dtype) -> Whisper:
-    """The model with those weights, after checking that each is there and of the right shape."""
+def build(
+    checkpoint: Checkpoint, path: Path, device: torch.device, dtype: torch.dtype | None
+) -> Whisper:
+    """The model with those weights, after checking that each is there and of the right shape.
+
+    The checkpoint's own are let go one by one. dtype: None: as they are
+    """
     dims, weights = checkpoint.dims, checkpoint.weights
     # before the model is built: a damaged number of layers could keep that busy for hours
     for part, n_layer in (("encoder", dims.n_audio_layer), ("decoder", dims.n_text_layer)):
@@ -96,7 +101,7 @@ def build(checkpoint: Checkpoint, path: Path, device: torch.device, dtype: torch
                 f"{path}: {name} has the wrong shape, got {tuple(weight.shape)}, "
                 f"expected {tuple(expected[name].shape)}"
             )
-    converted = {name: w.to(device, dtype).contiguous() for name, w in weights.items()}
+    converted = {name: weights.pop(name).to(device, dtype).contiguous() for name in expected}
     model.load_state_dict(converted, assign=True)
     model.requires_grad_(False).eval()
     heads = checkpoint.alignment_heads

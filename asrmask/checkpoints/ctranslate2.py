@@ -5,8 +5,10 @@ name, uint8 rank, uint32 dims…, uint8 dtype, uint32 bytes, data; then uint32 a
 of strings. A string is a uint16 length, its final NUL included, and the bytes.
 """
 
+import os
 import struct
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -44,22 +46,26 @@ def read(folder: Path) -> Checkpoint:
 
 
 def _variables(path: Path) -> dict[str, Tensor]:
-    data = path.read_bytes()
-    at = 0
+    with path.open("rb") as file:
+        return _variables_in(file, path)
+
+
+def _variables_in(file: IO[bytes], path: Path) -> dict[str, Tensor]:
+    """Read piece by piece: the whole file beside its tensors would be twice the memory."""
+    n_all = os.fstat(file.fileno()).st_size
+
+    def read(n: int) -> bytes:
+        data = file.read(n)
+        if len(data) < n:
+            raise ValueError(f"{n_all} bytes, at least {file.tell() - len(data) + n} announced")
+        return data
 
     def number(code: str) -> int:
-        nonlocal at
-        (value,) = struct.unpack_from("<" + code, data, at)
-        at += struct.calcsize(code)
+        (value,) = struct.unpack("<" + code, read(struct.calcsize(code)))
         return value
 
     def text() -> str:
-        nonlocal at
-        n = number("H")
-        at += n
-        if at > len(data):
-            raise ValueError(f"{len(data)} bytes, at least {at} announced")
-        return data[at - n : at - 1].decode()
+        return read(number("H"))[:-1].decode()
 
     variables: dict[str, Tensor] = {}
     version = number("I")
@@ -73,20 +79,19 @@ def _variables(path: Path) -> dict[str, Tensor]:
         name = text()
         shape = [number("I") for _ in range(number("B"))]
         dtype, n_bytes = number("B"), number("I")
-        if at + n_bytes > len(data):
+        if file.tell() + n_bytes > n_all:
             raise CheckpointError(
-                f"{path}: truncated in {name!r}, got {len(data)} bytes, "
-                f"expected at least {at + n_bytes}"
+                f"{path}: truncated in {name!r}, got {n_all} bytes, "
+                f"expected at least {file.tell() + n_bytes}"
             )
         if dtype not in DTYPES and dtype != BFLOAT16:
             raise ValueError(f"type {dtype} of {name!r}")
         if dtype == BFLOAT16:
-            raw = torch.frombuffer(bytearray(data[at : at + n_bytes]), dtype=torch.bfloat16)
+            raw = torch.frombuffer(bytearray(read(n_bytes)), dtype=torch.bfloat16)
             variables[name] = raw.view(shape)
         else:
-            array = np.frombuffer(data, DTYPES[dtype], n_bytes // DTYPES[dtype].itemsize, at)
-            variables[name] = torch.from_numpy(array.reshape(shape).copy())
-        at += n_bytes
+            array = np.frombuffer(bytearray(read(n_bytes)), DTYPES[dtype])
+            variables[name] = torch.from_numpy(array.reshape(shape))
     for _ in range(number("I")):
         alias, name = text(), text()
         variables[alias] = variables[name]

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from asrmask import __version__
 from asrmask.errors import AsrmaskError, OptionError, printable
@@ -23,12 +24,20 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and whose flags take _ or - between words."""
+    """A parser whose errors are one line, and whose flags take _ or - between words.
+
+    presets: flag → what other flags are set to, unless they are given too
+    """
+
+    presets: dict[str, dict[str, Any]]
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         arguments = list(args or [])
         n_flags = arguments.index("--") if "--" in arguments else len(arguments)
         arguments[:n_flags] = map(underscored, arguments[:n_flags])
+        for flag, preset in getattr(self, "presets", {}).items():
+            if flag in arguments[:n_flags]:
+                self.set_defaults(**preset)
         return super().parse_known_args(arguments, namespace)
 
     def error(self, message: str) -> None:  # type: ignore[override]

@@ -5,14 +5,16 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from asrmask.checkpoints.registry import DEFAULT
+from asrmask.cli import Parser
 from asrmask.errors import OptionError
 from asrmask.policy import ALLOWED
+from asrmask.presets import FAST
 from asrmask.writers import WRITERS, Layout
 
 if TYPE_CHECKING:
     from asrmask.decoding import DecodingOptions
     from asrmask.model import Whisper
-    from asrmask.transcriber import Settings
+    from asrmask.settings import Settings
 
 USAGE = "FILE… [OPTION…]"
 
@@ -49,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model(parser)
     flag(parser, "fp16", "half precision on a GPU", type=boolean, default=True)
+    add_speed(parser)
 
     group = parser.add_argument_group("output")
     group.add_argument("--output_dir", "-o", default=".", metavar="DIR", help="folder of the files")
@@ -101,6 +104,26 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     flag(parser, "device", "cpu, cuda, … (default: a GPU if there is one)")
     told = "CPU threads; 0: as many as PyTorch chooses"
     flag(parser, "threads", told, type=optional_int, default=0)
+
+
+def add_speed(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("speed")
+    told = ", ".join(f"--{name} {value}" for name, value in FAST.items())
+    group.add_argument(
+        "--fast", action="store_true", help=f"the quickest that keeps the word error rate: {told}"
+    )
+    flag(
+        group,
+        "compute_type",
+        "float32, int8 (on a CPU), bfloat16 or float16 (default: float32, on a GPU see --fp16)",
+        metavar="TYPE",
+    )
+    told = "windows decoded at a time, of several files or parts"
+    flag(group, "batch_size", told, type=int, default=1)
+    told = "read half minutes between pauses, each by itself, instead of one after the other"
+    flag(group, "cut_at_pauses", told, type=boolean, default=False)
+    if isinstance(parser, Parser):
+        parser.presets = {"--fast": FAST}
 
 
 def add_hearing(parser: argparse.ArgumentParser, word_timestamps: bool) -> Any:
@@ -186,6 +209,8 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(
             f"--diagnose is for --output_format json or all, got {args.output_format}"
         )
+    if args.batch_size < 1:
+        raise OptionError(f"--batch_size must be 1 or more, got {args.batch_size}")
     planned = jobs.plan(args.audio, args.output_dir, forms)
     settings, options = requested(args)
     todo = [job for job in planned if not (args.skip_existing and job.is_done())]
@@ -197,10 +222,10 @@ def run(args: argparse.Namespace) -> int:
     watch = None
     if args.diagnose:
         from asrmask.instruments.diagnosis import Diagnose
-        from asrmask.transcriber import Watcher
+        from asrmask.walk import Watcher
 
         watch = Watcher(heard=Diagnose(model))
-    return jobs.work(todo, model, settings, options, layout, args.verbose, watch)
+    return jobs.work(todo, model, settings, options, layout, args.verbose, watch, args.batch_size)
 
 
 def requested(args: argparse.Namespace) -> "tuple[Settings, DecodingOptions]":
@@ -208,8 +233,8 @@ def requested(args: argparse.Namespace) -> "tuple[Settings, DecodingOptions]":
     import numpy as np
 
     from asrmask.decoding import DecodingOptions
+    from asrmask.settings import Settings, at_temperature
     from asrmask.tokenizer import language_code
-    from asrmask.transcriber import Settings, at_temperature
     from asrmask.vad import VadOptions
 
     named = vars(args)
@@ -236,14 +261,22 @@ def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper
     """The model that the flags ask for, and the options as far as it knows their language."""
     import torch
 
+    from asrmask.allocation import keep_freed_memory
     from asrmask.checkpoints import load_model
     from asrmask.jobs import say
+
+    keep_freed_memory()
 
     if args.threads is not None and args.threads < 0:
         raise OptionError(f"--threads must be 0 or more, got {args.threads}")
     if args.threads:
         torch.set_num_threads(args.threads)
-    model = load_model(args.model, device=args.device, download_root=args.model_dir)
+    model = load_model(
+        args.model,
+        device=args.device,
+        download_root=args.model_dir,
+        compute_type=getattr(args, "compute_type", None),
+    )
     if not model.is_multilingual and options.language not in {None, "en"}:
         say(f"{args.model} knows English only, --language {args.language} is left out")
         options = replace(options, language="en")

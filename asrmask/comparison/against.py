@@ -22,10 +22,12 @@ from asrmask.decoding import DecodingOptions, DecodingResult
 from asrmask.errors import AsrmaskError, one_line
 from asrmask.model import Whisper
 from asrmask.score import Errors, errors
+from asrmask.settings import Settings
 from asrmask.systems import Decoding, Heard, Piece, System
 from asrmask.tokenizer import Tokenizer
-from asrmask.transcriber import POSITION_S, Settings, Stream, Watcher
+from asrmask.transcriber import Stream
 from asrmask.transcription import Transcription
+from asrmask.walk import POSITION_S, Watcher
 
 OPENAI = "openai-whisper"
 # fields of ours that openai-whisper's loop does not have, or that it fills in by itself

@@ -13,8 +13,8 @@ from asrmask.audio import FRAMES_PER_SECOND
 from asrmask.comparison.draws import replayed, widest
 from asrmask.decoding import DecodingOptions, DecodingResult
 from asrmask.model import Whisper
+from asrmask.settings import Settings
 from asrmask.tokenizer import Tokenizer, get_tokenizer
-from asrmask.transcriber import Settings
 
 NEAR = 1e-3  # a choice between logits that close may fall either way
 

@@ -15,8 +15,8 @@ from asrmask.decoding import DecodingOptions
 from asrmask.errors import AudioError, AudioWarning, OptionError
 from asrmask.model import Whisper
 from asrmask.score import Errors
+from asrmask.settings import Settings
 from asrmask.systems import Heard
-from asrmask.transcriber import Settings
 
 WARM_S = 5  # of the first clip, through every system before anything is timed
 MANIFESTS = {".tsv", ".csv", ".jsonl"}

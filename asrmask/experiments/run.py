@@ -229,7 +229,7 @@ class Batch:
             found, lost = [], []
             windows = self.windows(cell.trailing, cell.policy.fill)
             for i, (sound, result) in enumerate(zip(self.sounds, results, strict=True)):
-                mine = memory.select(torch.tensor([i], device=self.model.device))
+                mine = memory.select([i])
                 scores = self._scores(sound, result, mine)
                 if self.spec.inspect:
                     scores["heads"] = self.heads(cell, i, result.tokens)

@@ -28,9 +28,11 @@ from asrmask.instruments.diagnosis import Diagnose
 from asrmask.instruments.tables import Table, markdown
 from asrmask.model import Whisper
 from asrmask.policy import WINDOW_S
-from asrmask.transcriber import Settings, Watcher, stream
+from asrmask.settings import Settings
+from asrmask.transcriber import stream
 from asrmask.transcription import Segment
 from asrmask.upstream import normalizer
+from asrmask.walk import Watcher
 
 LONG_S = 8.0  # of silence or noise on either side of the speech
 NOISE_DB = -35.0  # of full scale

@@ -13,8 +13,8 @@ from asrmask.instruments.measure import Text, read
 from asrmask.model import Whisper
 from asrmask.policy import POSITIONS_PER_SECOND
 from asrmask.tokenizer import Tokenizer, get_tokenizer
-from asrmask.transcriber import Heard
 from asrmask.transcription import Diagnosis
+from asrmask.walk import Heard
 
 
 def tokenizer_of(model: Whisper, options: DecodingOptions) -> Tokenizer:

@@ -27,9 +27,11 @@ from asrmask.instruments.recording import attention_places
 from asrmask.instruments.tables import Table
 from asrmask.model import Whisper
 from asrmask.policy import POSITIONS_PER_SECOND, WINDOW_S, Policy
+from asrmask.settings import Settings
 from asrmask.tokenizer import Tokenizer
-from asrmask.transcriber import Heard, Settings, Stream, Watcher
+from asrmask.transcriber import Stream
 from asrmask.transcription import Segment, Word
+from asrmask.walk import Heard, Watcher
 
 N_SHOWN = 12  # windows that are drawn; numbers are kept of all
 N_BINS = 10  # of places from a clip's or text's beginning to its end

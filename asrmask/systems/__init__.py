@@ -103,7 +103,18 @@ class Kind:
 
 BATCH = "a whole number of windows"
 KINDS = {
-    "asrmask": Kind("ours", "torch", "asrmask", {"padding": "a policy", "fallback": "yes or no"}),
+    "asrmask": Kind(
+        "ours",
+        "torch",
+        "asrmask",
+        {
+            "padding": "a policy",
+            "fallback": "yes or no",
+            "compute_type": "float32, int8 or bfloat16",
+            "batch": BATCH,
+            "preset": "fast",
+        },
+    ),
     "openai-whisper": Kind("openai_whisper", "whisper", "openai-whisper"),
     "faster-whisper": Kind(
         "faster_whisper",

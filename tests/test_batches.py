@@ -1,0 +1,185 @@
+"""Many windows at a time: each gets the text that it gets alone, and bad files fail alone."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from asrmask import batches, cli, load_audio, transcribe_all
+from asrmask.audio import Features
+from asrmask.checkpoints import load_model
+from asrmask.decoding import DecodingOptions
+from asrmask.encoding import encode, encode_all, n_keys
+from asrmask.errors import OptionError
+from asrmask.model import Room
+from asrmask.pauses import cut
+from asrmask.policy import Policy
+from asrmask.search import staying
+from asrmask.walk import Ask
+
+FAST = {
+    "padding": "virtual",
+    "cut_at_pauses": True,
+    "condition_on_previous_text": False,
+    "temperature": 0.0,
+}
+
+
+@pytest.fixture(scope="module")
+def joined(samples):
+    """Over a minute of speech."""
+    return np.concatenate([load_audio(path) for path in samples] * 2)
+
+
+@pytest.mark.parametrize("compute_type", ["float32", "int8", "bfloat16"])
+def test_a_batch_gives_each_clip_what_it_gets_alone(samples, joined, compute_type):
+    model = load_model("tiny.en", compute_type=compute_type)
+    clips = [*samples, joined]
+    together = transcribe_all(model, clips, batch_size=8, **FAST)
+    for clip, found in zip(clips, together, strict=True):
+        (alone,) = transcribe_all(model, [clip], batch_size=2, **FAST)
+        assert found.text == alone.text
+        if compute_type != "bfloat16":  # of 8 bits: times are near ties, and sums round by order
+            assert [s.start for s in found.segments] == [s.start for s in alone.segments]
+        assert [s.id for s in found.segments] == list(range(len(found.segments)))
+
+
+def test_a_batch_of_upstreams_loop_says_what_the_loop_says(model, samples):
+    one_by_one = transcribe_all(model, list(samples)[:3], batch_size=1, temperature=0.0)
+    together = transcribe_all(model, list(samples)[:3], batch_size=3, temperature=0.0)
+    assert [one.text for one in one_by_one] == [one.text for one in together]
+
+
+def test_words_have_times_in_a_batch(model, samples):
+    options = {**FAST, "word_timestamps": True}
+    together = transcribe_all(model, list(samples)[:2], batch_size=2, **options)
+    for path, found in zip(samples, together, strict=False):
+        (alone,) = transcribe_all(model, [path], batch_size=2, **options)
+        words = [[w.word for s in one.segments for w in s.words] for one in (found, alone)]
+        assert words[0]
+        assert words[0] == words[1]
+
+
+def test_bad_files_in_a_batch_fail_alone(samples, tmp_path, capsys):
+    (tmp_path / "bad.wav").write_text("no audio")
+    good = [str(path) for path in list(samples)[:2]]
+    files = [good[0], str(tmp_path / "bad.wav"), str(tmp_path / "gone.wav"), good[1]]
+    out = tmp_path / "out"
+    assert cli.main(["transcribe", *files, "--fast", "-f", "json", "-o", str(out)]) == 1
+    said = capsys.readouterr()
+    assert "bad.wav: expected audio" in said.err
+    assert "2 of 4 files failed" in said.err
+    texts = [json.loads((out / f"{name}.json").read_text())["text"] for name in stems(good)]
+    assert all(texts)
+    # on standard output in the order of the files
+    told = said.out.split()
+    assert told == " ".join(texts).split()
+
+
+def stems(paths):
+    return [path.rsplit("/", 1)[1].removesuffix(".flac") for path in paths]
+
+
+def test_flags_given_beside_fast_hold(monkeypatch, capsys):
+    import argparse
+
+    from asrmask.cli import transcribe
+
+    parser = cli.Parser(prog="asrmask transcribe", allow_abbrev=False)
+    transcribe.add_arguments(parser)
+    args = parser.parse_args(["a.wav", "--fast", "--beam-size", "2"])
+    assert isinstance(args, argparse.Namespace)
+    assert (args.padding, args.compute_type, args.beam_size) == ("virtual", "int8", 2)
+    parser = cli.Parser(prog="asrmask transcribe", allow_abbrev=False)
+    transcribe.add_arguments(parser)
+    args = parser.parse_args(["a.wav"])
+    assert (args.padding, args.compute_type, args.beam_size, args.batch_size) == (None, None, 5, 1)
+
+
+def test_sizes_are_checked(model):
+    with pytest.raises(OptionError, match="batch_size must be 1 or more, got 0"):
+        transcribe_all(model, [], batch_size=0)
+    assert cli.main(["transcribe", "a.wav", "--batch_size", "0"]) == 2
+
+
+@pytest.mark.parametrize("policy", ["full", "virtual", "trim,margin=0.5", "mask:both"])
+def test_a_room_holds_what_was_encoded(model, policy):
+    policy = Policy.parse(policy)
+    generator = torch.Generator().manual_seed(0)
+    windows = []
+    for n in (100, 300):
+        mel = torch.zeros(80, 3000)
+        mel[:, :n] = torch.randn(80, n, generator=generator)
+        windows.append(Features(mel, n))
+    room = Room(model, 4096)
+    for _ in range(2):  # the second time over what the first left
+        memory = encode_all(model, windows, policy, room)
+    for i, window in enumerate(windows):
+        alone = encode(model, [window], policy)
+        n = alone.keys[0].shape[2]
+        assert n <= n_keys(policy, policy.visible(window.n_positions))
+        for mine, expected in zip(memory.keys, alone.keys, strict=True):
+            assert torch.equal(mine[i, :, :n], expected[0])
+        assert (memory.mask[i, ..., n:] == -torch.inf).all()
+
+
+def test_clips_move_within_scratch_memory_only(model):
+    window = Features(torch.zeros(80, 3000), 100)
+    memory = encode_all(model, [window] * 3, Policy("trim"))
+    memory.keys[0][2] += 1
+    last = memory.keys[0][2].clone()
+    moved = memory.select([2, 1])
+    assert torch.equal(moved.keys[0][0], last)
+    assert moved.keys[0].data_ptr() == memory.keys[0].data_ptr()
+
+
+def test_the_last_ones_fill_the_gaps():
+    assert staying([True, False, False]) == [2, 1]
+    assert staying([False, False]) == [0, 1]
+    assert staying([True, True, False, True]) == [2]
+
+
+def going(n_frames, **options):
+    window = Features(torch.zeros(80, 3000), n_frames)
+    ask = Ask(window, Policy("virtual"), DecodingOptions(**options))
+    return SimpleNamespace(walk=SimpleNamespace(ask=ask))
+
+
+def test_windows_of_like_lengths_are_matched_with_the_one_that_waits_longest():
+    waiting = [going(n) for n in (500, 3000, 600, 100, 550)]
+    chosen = batches._matching(waiting, 3)
+    assert [one.walk.ask.window.n_frames for one in chosen] == [500, 550, 600]
+
+
+def test_windows_asked_for_otherwise_wait(monkeypatch):
+    waiting = [going(500), going(500, language="de"), going(510), going(500, temperature=0.2)]
+    assert batches._matching(waiting, 8) == [waiting[0], waiting[2]]
+    assert batches._matching(waiting[3:], 8) == [waiting[3]]
+    monkeypatch.setattr(batches, "MOST_KEYS", 1200)
+    assert batches._matching([going(500) for _ in range(5)], 8) != []
+    assert len(batches._matching([going(500) for _ in range(5)], 8)) == 2
+
+
+class Noise:
+    """A spectrogram that is quiet at some frames."""
+
+    def __init__(self, n_frames, quiet):
+        self.n_frames = n_frames
+        self.loudness = torch.zeros(n_frames)
+        for frame in quiet:
+            self.loudness[frame - 20 : frame + 20] = -5
+
+
+def test_a_long_recording_is_cut_where_it_is_quiet():
+    assert cut(Noise(2900, []), 0, 2900) == [(0, 2900)]
+    assert cut(Noise(100, []), 100, 100) == []
+    parts = cut(Noise(4400, [1300, 3000]), 0, 4400)
+    assert [abs(a - b) < 25 for a, b in zip([1300, 3000], [parts[0][1], parts[1][1]], strict=True)]
+    assert parts[0][0] == 0
+    assert parts[-1][1] == 4400
+    for n in (3001, 4000, 9000, 123456):
+        parts = cut(Noise(n, []), 0, n)
+        assert all(0 < b - a <= 3000 for a, b in parts)
+        assert [a for a, _ in parts[1:]] == [b for _, b in parts[:-1]]

@@ -1,0 +1,88 @@
+"""Int8: whole numbers row by row, so that a batch says what its clips say alone."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from asrmask import int8
+from asrmask.checkpoints import load_model
+from asrmask.encoding import encode
+from asrmask.errors import OptionError
+from asrmask.int8 import Int8Attention, Int8Linear
+from asrmask.model import ModelDimensions, Whisper
+
+DIMS = ModelDimensions(80, 1500, 32, 2, 2, 51864, 448, 32, 2, 2)
+
+
+@pytest.fixture(scope="module")
+def quantised():
+    """The real tiny.en in int8."""
+    return load_model("tiny.en", compute_type="int8")
+
+
+def test_a_row_of_whole_numbers_is_exact():
+    weight = torch.tensor([[64.0, -32.0], [0.0, 64.0]])
+    layer = Int8Linear(weight if int8.most_weight() == 64 else weight * 127 / 64, None)
+    x = torch.tensor([[127.0, -127.0], [127.0, 3.0], [0.0, 0.0]])
+    weight = layer.weight * layer.scale[:, None]
+    torch.testing.assert_close(layer(x), F.linear(x, weight), rtol=1e-6, atol=0)
+
+
+def test_the_product_is_near_and_does_not_depend_on_the_other_rows():
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(96, 64, generator=generator)
+    x = torch.randn(20, 64, generator=generator) * torch.logspace(-3, 3, 20)[:, None]
+    layer = Int8Linear(weight, None)
+    exact = F.linear(x, weight)
+    error = (layer(x) - exact).norm(dim=1) / exact.norm(dim=1)
+    assert error.max() < 0.03
+    alone = torch.cat([layer(row[None]) for row in x])
+    assert torch.equal(layer(x), alone)
+    assert torch.equal(layer(x, slice(32, 64)), layer(x)[:, 32:64])
+
+
+def test_the_parts_of_a_fused_projection_are_the_projections():
+    whisper = Whisper(DIMS).eval()
+    attn = whisper.encoder.blocks[0].attn
+    mine = Int8Attention(attn)
+    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    for got, expected in zip(mine.projections(x), attn.projections(x), strict=True):
+        assert (got - expected).abs().max() < 0.05
+    for got, again in zip(
+        mine.projections(x), (mine.queries(x), *mine.keys_values(x)), strict=True
+    ):
+        assert torch.equal(got, again)
+
+
+def test_the_largest_weight_is_one_that_the_processor_adds_without_overflow():
+    most = int8.most_weight()
+    assert most in {64, 127}
+    x = torch.full((32, 384), 127, dtype=torch.int8)
+    w = torch.full((384, 64), most, dtype=torch.int8)
+    assert (torch._int_mm(x, w) == 384 * 127 * most).all()
+
+
+def test_weights_are_a_quarter_and_features_near(model, quantised, sample):
+    from asrmask.audio import Recording, Spectrogram
+
+    n_bytes = [
+        sum(x.numel() * x.element_size() for x in one.state_dict().values())
+        for one in (model, quantised)
+    ]
+    assert n_bytes[1] < 0.3 * n_bytes[0]
+    spectrogram = Spectrogram(Recording.open(sample), 80)
+    window = spectrogram.window(0, spectrogram.n_frames, fill="zero")
+    real, mine = (
+        encode(one, [window]).features[0, : window.n_positions] for one in (model, quantised)
+    )
+    assert (mine - real).norm() / real.norm() < 0.1
+
+
+def test_compute_types_are_checked():
+    with pytest.raises(OptionError, match=r"compute_type must be one of float32, .* got 'int4'"):
+        load_model("tiny.en", compute_type="int4")
+
+
+def test_int8_is_for_a_cpu():
+    with pytest.raises(OptionError, match="int8 is for a CPU, got meta"):
+        load_model("tiny.en", device="meta", compute_type="int8")
