@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # public name → where it lives; imported when first used, so that `import asrmask` is quick
 _HOMES = {

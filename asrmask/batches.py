@@ -15,13 +15,14 @@ from asrmask.decoding import decode_memory
 from asrmask.encoding import encode_all, n_keys
 from asrmask.errors import OptionError
 from asrmask.model import Room, Whisper
+from asrmask.policy import N_POSITIONS
 from asrmask.settings import sorted_out
 from asrmask.transcriber import Audio, Stream, answer, opened, transcribe
 from asrmask.transcription import Segment, Transcription
 from asrmask.walk import Answer, Ask, Walk
 
 AHEAD = 2  # batches whose windows wait, to be matched by length
-MOST_KEYS = 8192  # of all windows in a batch: what is remembered of them takes memory
+MOST_BYTES = 100 * 2**20  # of what is remembered of a batch; but two windows always fit
 
 
 def transcribe_all(
@@ -88,7 +89,8 @@ def transcriptions(
     tasks: list[_Task] = []
     waiting: list[_Going] = []
     begun = _begun(streams, tasks)
-    room = Room(model, MOST_KEYS)
+    most_keys = max(MOST_BYTES // Room.bytes_of_key(model), 2 * N_POSITIONS)
+    room = Room(model, most_keys)
     more = True
     while more or waiting:
         while more and len(waiting) < AHEAD * batch_size:
@@ -99,7 +101,7 @@ def transcriptions(
                 waiting.append(going)
             else:
                 going.task.n_open -= 1
-        batch = _matching(waiting, batch_size)
+        batch = _matching(waiting, batch_size, most_keys)
         answers = answer_all(model, [_ask(going) for going in batch], room)
         for going, (memory, result) in zip(batch, answers, strict=True):
             going.said += going.walk.tell(memory, result)
@@ -129,18 +131,20 @@ def _ask(going: _Going) -> Ask:
     return going.walk.ask
 
 
-def _matching(waiting: Sequence[_Going], batch_size: int) -> list[_Going]:
-    """The walk that waits longest, and those that can be answered with it, nearest in length."""
+def _matching(waiting: Sequence[_Going], batch_size: int, most_keys: int) -> list[_Going]:
+    """The walk that waits longest, and those that can be answered with it, nearest in length.
+
+    most_keys: of all of them together, as many as the longest has each
+    """
     if not waiting:
         return []
     first = _ask(waiting[0])
     if not _is_shared(first):
         return [waiting[0]]
-
     alike = [going for going in waiting if _is_alike(_ask(going), first)]
     alike.sort(key=lambda going: abs(_length(going) - _length(waiting[0])))
     chosen = alike[:batch_size]
-    while len(chosen) > 1 and len(chosen) * max(map(_n_keys, chosen)) > MOST_KEYS:
+    while len(chosen) > 1 and len(chosen) * max(map(_n_keys, chosen)) > most_keys:
         chosen.pop()
     return sorted(chosen, key=_length)
 

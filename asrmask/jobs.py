@@ -227,6 +227,8 @@ def _in_batches(
     with progress(f"{len(todo.jobs)} files") as advance:
         for stream, result in transcriptions(model, streams(), batch_size):
             job, opened = known.pop(stream)
+            n_over = len(todo.jobs) - len(todo.left) + 1
+            say(f"[{n_over}/{len(todo.jobs)}] {job.name}")
             with todo.trying(job):
                 texts[job.name] = result.segments
                 todo.finish(job, opened, result, begun)

@@ -266,6 +266,12 @@ class Room:
             [like.new_empty(size) for _ in range(model.dims.n_text_layer)] for _ in range(2)
         ]
 
+    @staticmethod
+    def bytes_of_key(model: "Whisper") -> int:
+        """What one position takes, with its values, in all layers."""
+        size = model.decoder.ln.weight.element_size()
+        return 2 * model.dims.n_text_layer * model.dims.n_text_state * size
+
     def filled(self, clips: Iterable[Memory], n_clips: int, n_keys: int) -> Memory:
         """The memory of clips that come one by one, each with n_keys at the most; for one use."""
         n_head = self._dims.n_text_head

@@ -9,6 +9,7 @@ FAST: dict[str, Any] = {
     "batch_size": 16,
     "cut_at_pauses": True,
     "condition_on_previous_text": False,
+    "without_timestamps": True,
     "beam_size": None,
     "temperature": 0.0,
     "temperature_increment_on_fallback": None,

@@ -305,8 +305,12 @@ _banks: "weakref.WeakKeyDictionary[Whisper, tuple[object, Bank]]" = weakref.Weak
 @torch.inference_mode()
 def bank_of(model: Whisper) -> Bank:
     """The bank of a model with the weights that it has now."""
-    weights = model.state_dict().values()
-    state = [(w.data_ptr(), w.dtype, 0 if w.is_inference() else w._version) for w in weights]
+    state = [  # of all weights, without the time that a state_dict takes
+        (w.data_ptr(), w.dtype, 0 if w.is_inference() else w._version)
+        for module in model.modules()
+        for w in (*module._parameters.values(), *module._buffers.values())
+        if w is not None
+    ]
     known = _banks.get(model)
     if known is None or known[0] != state:
         known = _banks[model] = (state, Bank(model, stored(model)))

@@ -218,13 +218,11 @@ class Walk:
             use.add(computed_s, avoided_s)
             return (yield from self._read(window, policy, options, settings.temperatures))
         memory, result = yield from self._read(window, policy, options, settings.temperatures[:1])
-        # to be unsure is a reason where other temperatures are to be tried anyway
-        is_only_try = len(settings.temperatures) == 1
         reason = runaway(
             result,
             window.n_positions,
             most_compression=settings.compression_ratio_threshold,
-            least_logprob=None if is_only_try else settings.logprob_threshold,
+            least_logprob=self._least_logprob(),
         )
         if reason is None:
             use.add(computed_s, avoided_s)
@@ -235,6 +233,12 @@ class Walk:
             window, policy.fallback, options, settings.temperatures
         )
         return memory, replace(result, fallback=reason)
+
+    def _least_logprob(self) -> float | None:
+        """Below it, a text found without all of the padding is decoded again with it."""
+        settings = self.subject.settings
+        # a reason only where other temperatures are tried anyway
+        return settings.logprob_threshold if len(settings.temperatures) > 1 else None
 
     def _read(
         self,

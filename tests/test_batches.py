@@ -24,7 +24,7 @@ FAST = {
     "cut_at_pauses": True,
     "condition_on_previous_text": False,
     "temperature": 0.0,
-}
+}  # and times, which are compared
 
 
 @pytest.fixture(scope="module")
@@ -149,17 +149,21 @@ def going(n_frames, **options):
 
 def test_windows_of_like_lengths_are_matched_with_the_one_that_waits_longest():
     waiting = [going(n) for n in (500, 3000, 600, 100, 550)]
-    chosen = batches._matching(waiting, 3)
+    chosen = batches._matching(waiting, 3, 8192)
     assert [one.walk.ask.window.n_frames for one in chosen] == [500, 550, 600]
 
 
-def test_windows_asked_for_otherwise_wait(monkeypatch):
+def test_windows_asked_for_otherwise_wait():
     waiting = [going(500), going(500, language="de"), going(510), going(500, temperature=0.2)]
-    assert batches._matching(waiting, 8) == [waiting[0], waiting[2]]
-    assert batches._matching(waiting[3:], 8) == [waiting[3]]
-    monkeypatch.setattr(batches, "MOST_KEYS", 1200)
-    assert batches._matching([going(500) for _ in range(5)], 8) != []
-    assert len(batches._matching([going(500) for _ in range(5)], 8)) == 2
+    assert batches._matching(waiting, 8, 8192) == [waiting[0], waiting[2]]
+    assert batches._matching(waiting[3:], 8, 8192) == [waiting[3]]
+
+
+def test_a_batch_is_as_large_as_its_room_and_has_one_at_least():
+    # 250 positions, a margin to 288, and a fourth of the other 1212: 591 keys each
+    waiting = [going(500) for _ in range(5)]
+    assert len(batches._matching(waiting, 8, 1200)) == 2
+    assert len(batches._matching(waiting, 8, 100)) == 1
 
 
 class Noise:

@@ -104,6 +104,32 @@ def test_without_openai_whisper_ratios_are_to_the_first_system(result):
     assert summary.lines(result)[0].ratios == [1.0, 1.0, 1.0]
 
 
+def test_a_system_is_set_beside_each_other_one(result):
+    found = summary.ratios(result, "asrmask")
+    assert list(found) == [("short", "greedy", "openai-whisper")]
+    (told,) = found.values()
+    assert told["throughput"] == 3.0  # of 4, 3 and 3, each within its round
+    assert told["alone"] == told["memory"] == 1.0
+    assert summary.ratios(result, "whisper.cpp:q8_0") == {}
+
+
+def test_word_error_rates_are_set_beside_the_exact_ones(result):
+    better = [{"substitutions": 0, "deletions": 0, "insertions": 1, "n_words": 8}] * 2
+    result["runs"] += [entry("asrmask:preset=fast", 1, 1.0, errors=better)]
+    result["works"]["short"]["speakers"] = ["one", "two"]
+    told = summary.markdown(result)
+    assert (
+        "| short, greedy | asrmask:preset=fast | 12.50 | 25.00 | -12.50 (-12.50 … -12.50) |" in told
+    )
+    assert "| short, greedy | openai-whisper | 8.00 | 1.00 |" in told
+
+
+def test_other_clips_are_not_compared(result):
+    old = json.loads(json.dumps(result))
+    old["works"]["short"]["clips"] = 1
+    assert "other clips or another model" in summary.against(result, old)[2]
+
+
 def test_a_line_is_fitted_by_relative_errors():
     found = summary.fit([1, 2, 4, 8], [3, 5, 9, 17])
     assert (found.fixed, found.each) == (1.0, 2.0)

@@ -79,7 +79,7 @@ def _quantised(weights: torch.Tensor) -> Any:
 
 @dataclass(frozen=True)
 class Share:
-    """A part of the model, the least time it could take in float32, and the time it takes."""
+    """A part of the model, the least time that it could take, and the time it takes."""
 
     part: str
     least_s: float
@@ -91,9 +91,15 @@ class Share:
 
 
 @torch.inference_mode()
-def shares(model: Whisper, limits: Limits) -> list[Share]:
-    """Encoder passes and decoder steps of this project's model, beside their least times."""
+def shares(model: Whisper, limits: Limits, compute_type: str) -> list[Share]:
+    """Encoder passes and decoder steps of this project's model, beside their least times.
+
+    The least is with all products at the rate of the compute type; in int8 those of attention and
+    of the convolutions are still float32, so that it cannot be reached.
+    """
     found = []
+    is_int8 = compute_type == "int8"
+    rate = limits.int8_operations if is_int8 else limits.float32_operations
     for name, policy, seconds in (
         ("encoder, 30 s window", Policy(), 30.0),
         ("encoder, 7.5 s, virtual padding", Policy("virtual"), 7.5),
@@ -107,37 +113,45 @@ def shares(model: Whisper, limits: Limits) -> list[Share]:
             model.dims, plan(policy, [policy.visible(window.n_positions)])
         )
         taken = _median(lambda w=window, p=policy: encode(model, [w], p))  # type: ignore[misc]
-        found.append(Share(name, operations / limits.float32_operations / 1e9, taken))
+        found.append(Share(f"{compute_type}: {name}", operations / rate / 1e9, taken))
     memory = encode(model, [window], Policy())
     for n_clips in (1, 8):
         several = memory.select([0] * n_clips)
         found.append(
             Share(
-                f"decoder, a token of {n_clips} clip{'s' * (n_clips > 1)}",
-                decoder_least_s(model, several.keys[0].shape[2], n_clips, limits),
+                f"{compute_type}: decoder, a token of {n_clips} clip{'s' * (n_clips > 1)}",
+                decoder_least_s(model, several.keys[0].shape[2], n_clips, limits, is_int8),
                 _step_s(model, several),
             )
         )
     return found
 
 
-def decoder_least_s(model: Whisper, n_keys: int, n_clips: int, limits: Limits) -> float:
+def decoder_least_s(
+    model: Whisper, n_keys: int, n_clips: int, limits: Limits, is_int8: bool = False
+) -> float:
     """Of one step for n_clips texts: reading weights and cross keys and values, or the products."""
-    n_bytes, operations = step_cost(model, n_keys, n_clips)
-    return max(n_bytes / limits.float32_bytes, operations / limits.float32_operations) / 1e9
+    n_weights, n_crossed = step_cost(model, n_keys, n_clips)
+    crossed_s = 4 * n_crossed / limits.float32_bytes
+    if is_int8:
+        read_s = n_weights / limits.int8_bytes + crossed_s
+        return max(read_s, 2 * n_clips * n_weights / limits.int8_operations) / 1e9
+    # the vocabulary is read as float16 where that loses nothing (packed.py)
+    n_vocabulary = model.dims.n_vocab * model.dims.n_text_state
+    n_bytes = 4 * n_weights - 2 * n_vocabulary
+    operations = 2 * n_clips * n_weights + 2 * n_crossed
+    read_s = n_bytes / limits.float32_bytes + crossed_s
+    return max(read_s, operations / limits.float32_operations) / 1e9
 
 
 def step_cost(model: Whisper, n_keys: int, n_clips: int) -> tuple[int, int]:
-    """Bytes read and operations of a decoder step for n_clips texts, in float32."""
-    blocks = sum(p.numel() for block in model.decoder.blocks for p in block.parameters())
-    vocabulary = model.decoder.token_embedding.weight.numel()
+    """Numbers that a decoder step for n_clips texts reads: of weights, and of keys and values."""
     dims = model.dims
-    crossed = 2 * n_keys * dims.n_text_state * dims.n_text_layer * n_clips
-    # the vocabulary is read as float16 where that loses nothing (packed.py)
-    return (
-        4 * (blocks + crossed) + 2 * vocabulary,
-        2 * n_clips * (blocks + vocabulary) + 2 * crossed,
-    )
+    width = dims.n_text_state
+    # self-attention and cross-attention without its keys and values, and the feed-forward part
+    block = 4 * width * width + 2 * width * width + 8 * width * width
+    n_weights = dims.n_text_layer * block + dims.n_vocab * width
+    return n_weights, 2 * n_keys * width * dims.n_text_layer * n_clips
 
 
 def _step_s(model: Whisper, memory: Any, n_tokens: int = 20) -> float:
@@ -163,8 +177,9 @@ def report(model_name: str, model_dir: str | None, threads: int) -> dict[str, An
 
     torch.set_num_threads(threads)
     model = load_model(model_name, "cpu", model_dir)
-    limits = measure(step_cost(model, model.dims.n_audio_ctx, 1)[0])
-    found = shares(model, limits)
+    limits = measure(4 * sum(step_cost(model, model.dims.n_audio_ctx, 1)))
+    found = shares(model, limits, "float32")
+    found += shares(load_model(model_name, "cpu", model_dir, compute_type="int8"), limits, "int8")
     return {
         "limits": asdict(limits),
         "shares": [{**asdict(share), "reached": share.reached} for share in found],

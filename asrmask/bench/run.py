@@ -82,7 +82,11 @@ def run(request: Request, out: Path, say: Say) -> dict[str, Any]:
         result["machine"] = limits(request)
         seconds = {work.name: [duration_s(c) for c in work.clips] for work in request.works}
         result["works"] = {
-            work.name: {"clips": len(work.clips), "seconds": sum(seconds[work.name])}
+            work.name: {
+                "clips": len(work.clips),
+                "seconds": sum(seconds[work.name]),
+                "speakers": [clip.speaker or clip.path.name for clip in work.clips],
+            }
             for work in request.works
         }
         for number, (work, decoding, named) in rounds(request):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from asrmask.score import Errors, total
+from asrmask.score import Errors, difference_interval, total
 
 REFERENCE = "openai-whisper"  # what ratios are to, if it took part; otherwise the first system
 
@@ -91,6 +91,33 @@ def lines(result: dict[str, Any]) -> list[Line]:
 
 def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
+
+
+def ratios(result: dict[str, Any], system: str) -> dict[tuple[str, str, str], dict[str, float]]:
+    """How a system stands to each other one: (work, decoding, other) → quantity → ratio.
+
+    throughput and alone (one clip, warm): how many times as fast, medians over rounds of ratios
+    within a round; memory: its peak as a share of the other's
+    """
+    runs = {
+        (r["work"], r["decoding"], r["system"], r["round"]): r
+        for r in result["runs"]
+        if "seconds" in r
+    }
+    found: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    for (work, decoding, other, number), theirs in runs.items():
+        mine = runs.get((work, decoding, system, number))
+        if mine is None or other == system:
+            continue
+        told = found.setdefault((work, decoding, other), {})
+        told.setdefault("throughput", []).append(theirs["seconds"] / mine["seconds"])
+        alone = statistics.median(theirs["alone_s"]) / statistics.median(mine["alone_s"])
+        told.setdefault("alone", []).append(alone)
+        told.setdefault("memory", []).append(mine["peak_mb"] / theirs["peak_mb"])
+    return {
+        key: {name: statistics.median(values) for name, values in told.items()}
+        for key, told in found.items()
+    }
 
 
 # ---------------------------------------------------------------- fits
@@ -198,8 +225,64 @@ def markdown(result: dict[str, Any]) -> str:
         out += ["", f"## {title}", "", "| " + " | ".join(HEADINGS) + " |"]
         out.append("|---" * len(HEADINGS) + "|")
         out += ["| " + " | ".join(cells(line)) + " |" for line in several]
-    out += ["", *_limits(result), *_growth(result)]
+    out += ["", *_ratios(result), *_limits(result), *_growth(result)]
     return "\n".join(out).rstrip() + "\n"
+
+
+def _ratios(result: dict[str, Any]) -> list[str]:
+    """How each setting of asrmask stands to the other systems."""
+    out: list[str] = []
+    for system in dict.fromkeys(r["system"] for r in result["runs"]):
+        found = ratios(result, system)
+        if not found or not system.startswith("asrmask"):
+            continue
+        out += [
+            f"## {system} beside the others",
+            "",
+            "| work | system | times the throughput | one clip, times | share of its memory |",
+            "|---|---|---|---|---|",
+        ]
+        for (work, decoding, other), told in found.items():
+            out.append(
+                f"| {work}, {decoding} | {other} | {told['throughput']:.2f} | {told['alone']:.2f} "
+                f"| {told['memory']:.2f} |"
+            )
+        out.append("")
+    return [*out, *_differences(result)]
+
+
+EXACT = "asrmask"  # float32 and all of the padding: what openai-whisper says
+
+
+def _differences(result: dict[str, Any]) -> list[str]:
+    """WER of asrmask's quicker settings beside the exact one, with intervals."""
+    runs = {
+        (r["work"], r["decoding"], r["system"]): [Errors(**e) for e in r["errors"]]
+        for r in result["runs"]
+        if "errors" in r
+    }
+    out = []
+    for (work, decoding, system), mine in runs.items():
+        exact = runs.get((work, decoding, EXACT))
+        if not mine or exact is None or system == EXACT or not system.startswith(EXACT):
+            continue
+        blocks = result["works"][work].get("speakers", [str(i) for i in range(len(mine))])
+        low, high = difference_interval(mine, exact, blocks)
+        a, b = total(mine).wer, total(exact).wer
+        out.append(
+            f"| {work}, {decoding} | {system} | {100 * a:.2f} | {100 * b:.2f} | "
+            f"{100 * (a - b):+.2f} ({100 * low:+.2f} … {100 * high:+.2f}) |"
+        )
+    if not out:
+        return []
+    return [
+        "## Word error rate beside float32 with all of the padding",
+        "",
+        "| work | system | WER % | WER %, exact | difference, 95 % interval (paired, by speaker) |",
+        "|---|---|---|---|---|",
+        *out,
+        "",
+    ]
 
 
 def _limits(result: dict[str, Any]) -> list[str]:
@@ -214,7 +297,7 @@ def _limits(result: dict[str, Any]) -> list[str]:
         f"{found['int8_operations']:.0f} in int8. Reading: {found['float32_bytes']:.1f} GB a "
         f"second of float32, {found['int8_bytes']:.1f} of int8.",
         "",
-        "| part of asrmask, float32 | least ms | takes ms | share reached |",
+        "| part of asrmask | least ms | takes ms | share reached |",
         "|---|---|---|---|",
     ]
     for share in machine["shares"]:
@@ -253,6 +336,7 @@ def _growth(result: dict[str, Any]) -> list[str]:
 def against(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
     """How a benchmark stands to an older one, line by line; above 1 is faster."""
     before = {(x.work, x.decoding, x.system): x for x in lines(old)}
+    is_same = new["about"]["model"] == old["about"]["model"]
     out = [f"against the benchmark of {old['about']['date']} (asrmask {old['about']['asrmask']}):"]
     machines = [r.get("machine", {}).get("limits") for r in (new, old)]
     if all(machines):
@@ -262,9 +346,14 @@ def against(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
         then = before.get((line.work, line.decoding, line.system))
         if then is None or then.median_s is None or line.median_s is None:
             continue
+        if not is_same or new["works"][line.work] != old["works"][line.work]:
+            out.append(
+                f"  {line.work}, {line.decoding}, {line.system}: other clips or another model"
+            )
+            continue
         told = f"  {line.work}, {line.decoding}, {line.system}: "
         told += f"{then.median_s / line.median_s:.2f} times as fast"
-        if line.ratio and then.ratio:
+        if line.ratio and then.ratio and reference_of(new) == reference_of(old):
             told += f", {line.ratio / then.ratio:.2f} relative to {reference_of(new)}"
         if line.peak_mb and then.peak_mb:
             told += f", {line.peak_mb / then.peak_mb:.2f} of its memory"

@@ -122,6 +122,8 @@ def add_speed(parser: argparse.ArgumentParser) -> None:
     flag(group, "batch_size", told, type=int, default=1)
     told = "read half minutes between pauses, each by itself, instead of one after the other"
     flag(group, "cut_at_pauses", told, type=boolean, default=False)
+    told = "no times within a window: fewer tokens, and a segment is a whole window"
+    flag(group, "without_timestamps", told, type=boolean, default=False)
     if isinstance(parser, Parser):
         parser.presets = {"--fast": FAST}
 
@@ -271,13 +273,22 @@ def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper
         raise OptionError(f"--threads must be 0 or more, got {args.threads}")
     if args.threads:
         torch.set_num_threads(args.threads)
+    compute_type = getattr(args, "compute_type", None)
+    if getattr(args, "fast", False) and _is_gpu(args.device):
+        compute_type = None  # half precision there, see --fp16
     model = load_model(
         args.model,
         device=args.device,
         download_root=args.model_dir,
-        compute_type=getattr(args, "compute_type", None),
+        compute_type=compute_type,
     )
     if not model.is_multilingual and options.language not in {None, "en"}:
         say(f"{args.model} knows English only, --language {args.language} is left out")
         options = replace(options, language="en")
     return model, options
+
+
+def _is_gpu(device: str | None) -> bool:
+    import torch
+
+    return torch.cuda.is_available() if device is None else not device.startswith("cpu")
