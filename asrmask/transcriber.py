@@ -73,7 +73,7 @@ class Stream:
         )
         ways = [[clip] for clip in self.clips] if settings.cut_at_pauses else [self.clips]
         # made when they are gone: each holds a window
-        self.walks = (Walk(self._subject, way, is_first=way[0] == self.clips[0]) for way in ways)
+        self.walks = (Walk(self._subject, way, is_first=i == 0) for i, way in enumerate(ways))
         self.segments: list[Segment] = []
         self.seek = 0
         self._running = self._run()

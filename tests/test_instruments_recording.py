@@ -12,6 +12,7 @@ from asrmask.instruments.openai import OpenAI
 from asrmask.instruments.recording import ATTENTION, Keeper, attention_places, both, names
 from asrmask.instruments.subject import Own
 from asrmask.model import ModelDimensions, Whisper
+from asrmask.policy import Policy
 
 POLICIES = [
     *("full", "full,positions=last", "mask:encoder", "mask:cross", "mask:both,margin=0.5"),
@@ -87,7 +88,7 @@ def test_virtual_padding_records_its_probes_too(model, window):
     encode(model, [window], "virtual", keeper)
     probes = [name for name in keeper.kept if "probes" in name]
     assert len(probes) == model.dims.n_audio_layer
-    n_own = window.n_positions + 32  # a margin of 0.64 s
+    n_own = Policy("virtual").visible(window.n_positions)
     assert keeper.kept[probes[0]].shape[2:] == (32, 1500)
     assert keeper.kept["encoder.0.self.weights"].shape[2] == n_own
 

@@ -128,7 +128,8 @@ def test_a_folder_that_cannot_be_made_or_written_is_refused(tmp_path, monkeypatc
 @pytest.fixture
 def todo(monkeypatch):
     """Runs the command up to the work, of which it only says what it would be."""
-    monkeypatch.setattr(command, "load", lambda args: SimpleNamespace(is_multilingual=False))
+    model = SimpleNamespace(is_multilingual=False)
+    monkeypatch.setattr(command, "load", lambda args, options: (model, options))
     asked = []
     monkeypatch.setattr(jobs, "work", lambda todo, *rest: asked.append(todo) or 0)
 

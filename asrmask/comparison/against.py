@@ -31,7 +31,7 @@ from asrmask.walk import POSITION_S, Watcher
 
 OPENAI = "openai-whisper"
 # fields of ours that openai-whisper's loop does not have, or that it fills in by itself
-OWN = {"vad_filter", "vad_parameters", "hotwords", "padding", "policy_fallback"}
+OWN = {"vad_filter", "vad_parameters", "hotwords", "padding", "policy_fallback", "cut_at_pauses"}
 FILLED = {"temperature", "prompt", "fp16"}
 
 
