@@ -17,33 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 Recorder = Callable[[str, str, Tensor], None]
 
 
-@dataclass(frozen=True)
-class Moved:
-    """Keys and values that a whole batch has in common, but for how far each clip moves them.
-
-    keys, values:             (H, N, d), in common
-    key_shifts, value_shifts: (B, H, A, d), by how much they are moved
-    takes:                    (B, N, A), 1 where a key takes a shift, and 0 elsewhere
-    """
-
-    keys: Tensor
-    values: Tensor
-    key_shifts: Tensor
-    value_shifts: Tensor
-    takes: Tensor
-
-    def each(self) -> tuple[Tensor, Tensor]:
-        """Every clip's own: (B, H, N, d) keys, and values."""
-        takes = self.takes[:, None].to(self.keys.dtype)
-        return self.keys + takes @ self.key_shifts, self.values + takes @ self.value_shifts
-
-
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Tensor | None = None,
-    moved: Moved | None = None,
     *,
     record: Recorder | None = None,
     place: str = "",
@@ -54,8 +32,6 @@ def attend(
     k, v: (B, H, K, d)
     mask: bool, True = may attend, broadcastable to (B, H, Q, K); a float bias is added to the
           scores instead; None = everything is visible
-    moved: more keys and values behind those, K counts them too. For few queries they are never
-           made: the shifts are multiplied by themselves
     returns (B, H, Q, d)
 
     With `record` the softmax is spelled out, and scores, weights (B, H, Q, K), values (B, H, K, d)
@@ -63,10 +39,6 @@ def attend(
     """
     if mask is not None and mask.is_floating_point():
         mask = mask.to(q.dtype)
-    if moved is not None and record is None:
-        return _attend_moved(q, k, v, mask, moved)
-    if moved is not None:
-        k, v = (torch.cat(pair, dim=2) for pair in zip((k, v), moved.each(), strict=True))
     if record is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask)
     scale = q.shape[-1] ** -0.25  # on both sides, as upstream: half precision overflows less
@@ -81,22 +53,6 @@ def attend(
     record(place, "values", v)
     record(place, "outputs", outputs)
     return outputs
-
-
-def _attend_moved(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, moved: Moved) -> Tensor:
-    """`attend` with moved keys and values, whose numbers follow from (key + shift) · q."""
-    q = q * q.shape[-1] ** -0.5
-    n_own, takes = k.shape[2], moved.takes[:, None].to(q.dtype)  # (B, 1, N, A)
-    scores = q.new_empty(*q.shape[:3], n_own + moved.keys.shape[1])
-    torch.matmul(q, k.transpose(-1, -2), out=scores[..., :n_own])
-    of_shifts = q @ moved.key_shifts.transpose(-1, -2)  # (B, H, Q, A)
-    scores[..., n_own:] = q @ moved.keys.transpose(-1, -2) + of_shifts @ takes.transpose(-1, -2)
-    if mask is not None:
-        hidden = mask.dtype == torch.bool
-        scores = scores.masked_fill_(~mask, -torch.inf) if hidden else scores.add_(mask)
-    weights = scores.softmax(dim=-1)
-    own, common = weights[..., :n_own], weights[..., n_own:]
-    return own @ v + common @ moved.values + (common @ takes) @ moved.value_shifts
 
 
 class MultiHeadAttention(nn.Module):

@@ -9,15 +9,10 @@ def encoder_operations(dims: ModelDimensions, plan: Plan) -> int:
     d = dims.n_audio_state
     n = plan.positions[1] - plan.positions[0]
     convolutions = 2 * (2 * n * 3 * dims.n_mels * d) + 2 * n * 3 * d * d
-    n_keys, n_probes, n_probe_keys = n, 0, 0
-    if plan.virtual is not None:
-        n_keys = plan.virtual.mask.shape[-1]
-        n_probes = plan.virtual.design.n_probes
-        n_probe_keys = n + plan.virtual.n_all - plan.virtual.low
-    n_queries = n + n_probes
-    dense = 24 * n_queries * d * d  # four projections, and four times the width and back
-    attention = 4 * d * (n * n_keys + n_probes * n_probe_keys)
-    cross = 4 * n_queries * d * d * dims.n_text_layer
+    n_keys = n if plan.virtual is None else plan.virtual.mask.shape[-1]
+    dense = 24 * n * d * d  # four projections, and four times the width and back
+    attention = 4 * d * n * n_keys
+    cross = 4 * n * d * d * dims.n_text_layer
     return convolutions + dims.n_audio_layer * (dense + attention) + cross
 
 

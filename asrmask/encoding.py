@@ -147,10 +147,9 @@ def with_bank(
 ) -> Memory:
     """The memory of windows (B, n_mels, 3000) whose padding is that bank's."""
     assert planned.virtual is not None
-    padding = virtual.Padding(bank, model.encoder, planned.virtual)
-    x = model.encoder(mel, None, record, positions=planned.positions, tail=padding)
-    features, probes = x[:, : planned.virtual.n_own], x[:, planned.virtual.n_own :]
-    return model.decoder.remember(features, planned.cross_mask, padding.cross(model, probes))
+    padding = virtual.Padding(bank, planned.virtual)
+    features = model.encoder(mel, None, record, positions=planned.positions, tail=padding)
+    return model.decoder.remember(features, planned.cross_mask, padding.cross())
 
 
 def _bordered(mel: Tensor, visible: Sequence[int], last: bool) -> Tensor:

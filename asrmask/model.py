@@ -96,23 +96,10 @@ def gelu(x: Tensor) -> Tensor:
 class Tail(Protocol):
     """What stands in for padding that the encoder does not compute (virtual.py)."""
 
-    def rows(self) -> Tensor:
-        """Positions of the padding that are computed with the audio, (B, A, D), A ≥ 0."""
-        ...
-
-    def attention(
-        self,
-        layer: int,
-        attn: MultiHeadAttention,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        record: Recorder | None,
-    ) -> Tensor:
-        """A layer's self-attention for the audio and those rows behind it: all (B, H, T + A, d).
-
-        returns (B, T + A, D)
-        """
+    def joined(
+        self, layer: int, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A layer's keys and values, (B, H, T, d), with more behind them, and the mask of all."""
         ...
 
 
@@ -151,7 +138,7 @@ class AudioEncoder(nn.Module):
         positions: (first, end) of those to compute; None: all. The others exist for nobody, but the
                    convolutions see the frames beside the border, as they do under a mask
         tail:      padding to attend to that is not computed, with masks of its own
-        returns (B, T, D), and the tail's rows behind them
+        returns (B, T, D)
         """
         n_mels, most = self.conv1.in_channels, 2 * self.positional_embedding.shape[0]
         if mel.ndim != 3 or mel.shape[1] != n_mels or not 0 < mel.shape[2] <= most:
@@ -162,18 +149,15 @@ class AudioEncoder(nn.Module):
         if record is None:  # a record is of all keys
             stretch, mask = masks.seen(mask, -(-mel.shape[2] // 2))
         x = self.embed(mel, *(positions or (0, -(-mel.shape[2] // 2))))
-        if tail is not None:
-            x = torch.cat([x, tail.rows()], dim=1)
         if record is not None:
             record("encoder.input", "residual", x)
         for i, block in enumerate(self.blocks):
             q, keys, values = block.attn.projections(block.attn_ln(x))
             if tail is None:
                 keys, values = keys[:, :, stretch], values[:, :, stretch]
-                seen = block.attn(q, keys, values, mask, record)
             else:
-                seen = tail.attention(i, block.attn, q, keys, values, record)
-            x = block.feed_forward(seen.add_(x))
+                keys, values, mask = tail.joined(i, keys, values)
+            x = block.feed_forward(block.attn(q, keys, values, mask, record).add_(x))
             if record is not None:
                 record(block.place, "residual", x)
         return self.ln_post(x)

@@ -3,19 +3,9 @@
 The padding of a window is the same for every clip, but for what it hears of the clip. So it is
 computed once a model: the *bank*, the keys and values of every encoder layer and the final features
 of all 1500 positions, averaged over real clips with padding behind them. A clip computes its own
-positions and a margin, and takes the rest from the bank.
-
-Three things bring that closer to real padding, each found by measuring (scripts/policies sweep):
-
-- *Probes.* A few of the padding's positions are computed with the clip after all, from layer to
-  layer. How far each is from its entry in the bank is added to the entries around it: the bank
-  gives the fine structure over positions, the probes what depends on the clip.
-- *Groups.* In the encoder the clip attends to averages of 16 bank positions, with log(count)
-  added to the scores. This loses little; the probes, which need their neighbours one by one, see
-  the whole bank, and are few.
-- Cross-attention, where the end of speech is read, takes one position in 4 for the others beside
-  it. Averages blur what positions say: picked ones come as close to real padding as averages of
-  half as many positions.
+positions and a margin, and takes the rest from the bank: in the encoder averages of 16 positions,
+with log(count) added to their scores; in cross-attention, where the end of speech is read, one
+position in 4 for those beside it, since averages blur what positions say.
 """
 
 import hashlib
@@ -31,15 +21,14 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
 from asrmask import masks
-from asrmask.attention import Moved, MultiHeadAttention, Recorder, attend
 from asrmask.audio import N_FRAMES, SAMPLE_RATE, Recording, Spectrogram, load_audio
 from asrmask.errors import AudioError
 from asrmask.files import replacing
-from asrmask.model import AudioEncoder, Whisper, hash_weights
+from asrmask.model import Whisper, hash_weights
 
 TAILS_S = (0.0, 0.5, 2.0, 6.0, 16.0)  # of the clips that it is averaged over, two of each length
-VERSION = "1"  # of what a bank is: another one is another file
-STORED = ("keys", "values", "features", "filling")
+VERSION = "2"  # of what a bank is: another one is another file
+STORED = ("keys", "values", "features")
 
 
 @dataclass(frozen=True)
@@ -48,32 +37,24 @@ class Design:
 
     stride: int = 16  # positions that a key of the encoder stands for
     cross_stride: int = 4  # positions that a key of cross-attention stands for
-    n_probes: int = 32  # positions of the padding that are computed; 0: the bank as it is
 
 
 class Bank:
-    """The padding of one model.
+    """The padding of one model, as it is attended to.
 
-    keys, values: (layers, H, T, d), of the encoder's self-attention
-    features:     (T, D), the encoder's output
-    filling:      (D,), what the convolutions make of fill, before the position code
-    grouped:      keys and values averaged over `stride` positions, (layers, H, ⌈T / stride⌉, d)
-    cross:        each decoder layer's keys and values, (1, H, ⌈T / cross_stride⌉, d)
+    groups: each encoder layer's keys and values, averaged over `stride` positions, (H, groups, d)
+    cross:  each decoder layer's keys and values, of one position in `cross_stride`, (H, groups, d)
     """
 
     def __init__(self, model: Whisper, stored: dict[str, Tensor], design: Design | None = None):
         self.design = design or Design()
-        self.keys, self.values, self.features, self.filling = (
-            stored[name].to(model.device, model.dtype) for name in STORED
-        )
+        keys, values, features = (stored[name].to(model.device, model.dtype) for name in STORED)
         stride = self.design.stride
-        self.grouped = averaged(self.keys, stride), averaged(self.values, stride)
-        features = picked(self.features, self.design.cross_stride)[None]
-        self.cross = [block.cross_attn.keys_values(features) for block in model.decoder.blocks]
-
-    @property
-    def n_positions(self) -> int:
-        return self.features.shape[0]
+        means = averaged(keys, stride), averaged(values, stride)
+        self.groups = list(zip(*means, strict=True))
+        few = picked(features, self.design.cross_stride)[None]
+        pairs = [block.cross_attn.keys_values(few) for block in model.decoder.blocks]
+        self.cross = [(k[0], v[0]) for k, v in pairs]
 
 
 def averaged(x: Tensor, stride: int) -> Tensor:
@@ -107,123 +88,61 @@ class Layout:
     def __init__(self, lengths: Tensor, n_all: int, design: Design):
         self.n_own, self.low = int(lengths.max()), int(lengths.min())
         self.n_all, self.design = n_all, design
-        device = lengths.device
         self._lengths = lengths[:, None]  # (B, 1)
-        self._left = n_all - self._lengths
-        # each probe is in the middle of an equal share of the padding; a clip without padding,
-        # beside others, has probes that nobody hears
-        shares = torch.arange(design.n_probes, device=device) + 0.5
-        middles = (shares * self._left / max(design.n_probes, 1)).long()
-        self.probes = (self._lengths + middles).clamp(max=n_all - 1)  # (B, A) positions
+        self.mask = self._mask(design.stride)
+        self.cross_mask = self._mask(design.cross_stride)
 
-        own = (torch.arange(self.n_own, device=device) < self._lengths).long()
-        self.each_takes, each = self._groups(1)
-        self.group_takes, groups = self._groups(design.stride)
-        self.cross_takes, cross = self._groups(design.cross_stride)
-        # of a single clip the probes see all
-        hidden = masks.counted(torch.cat([own, each], dim=1))
-        self.probe_mask = hidden if len(lengths) > 1 else None
-        self.mask = masks.counted(torch.cat([own, groups], dim=1))
-        self.cross_mask = masks.counted(torch.cat([own, cross], dim=1))
-
-    def _groups(self, stride: int) -> tuple[Tensor, Tensor]:
-        """For each group: the probe that speaks for it, and how many of its positions are padding.
-
-        returns (B, groups, probes) of 1 and 0, and (B, groups)
-        """
+    def _mask(self, stride: int) -> Tensor:
+        """The bias of a clip's own positions and of the groups behind them."""
         device = self._lengths.device
+        own = torch.arange(self.n_own, device=device) < self._lengths
         starts = torch.arange(self.low // stride * stride, self.n_all, stride, device=device)
         ends = (starts + stride).clamp(max=self.n_all)
         counts = (ends - torch.maximum(starts, self._lengths)).clamp(min=0)
-        n_probes = self.design.n_probes
-        near = ((starts + ends) // 2 - self._lengths) * n_probes // self._left.clamp(min=1)
-        probes = torch.arange(n_probes, device=device)
-        return (near.clamp(0, max(n_probes - 1, 0))[..., None] == probes).float(), counts
+        return masks.counted(torch.cat([own.long(), counts], dim=1))
 
 
+@dataclass(frozen=True)
 class Padding:
-    """The virtual padding of a batch of clips on its way through the encoder (a model.Tail)."""
+    """The virtual padding of a batch of clips (a model.Tail)."""
 
-    def __init__(self, bank: Bank, encoder: AudioEncoder, layout: Layout):
-        self.bank = bank
-        self.layout = layout
-        self.encoder = encoder
+    bank: Bank
+    layout: Layout
 
-    def rows(self) -> Tensor:
-        """The probes before the first layer, (B, A, D)."""
-        return self.bank.filling + self.encoder.positional_embedding[self.layout.probes]
+    def joined(
+        self, layer: int, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        layout = self.layout
+        more = _of_all(self.bank.groups[layer], layout.low // layout.design.stride, len(keys))
+        k, v = (torch.cat(pair, dim=2) for pair in zip((keys, values), more, strict=True))
+        return k, v, layout.mask
 
-    def attention(
-        self,
-        layer: int,
-        attn: MultiHeadAttention,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        record: Recorder | None,
-    ) -> Tensor:
-        bank, layout = self.bank, self.layout
-        n, low, stride = layout.n_own, layout.low, layout.design.stride
-        own = keys[:, :, :n], values[:, :, :n]
-        key_shifts, value_shifts = (
-            x[:, :, n:] - kept[layer][:, layout.probes].transpose(0, 1)  # (B, H, A, d)
-            for x, kept in ((keys, bank.keys), (values, bank.values))
-        )
-        k, v = (x[layer][:, low // stride :] for x in bank.grouped)
-        groups = Moved(k, v, key_shifts, value_shifts, layout.group_takes)
-        k, v = (x[layer][:, low:] for x in (bank.keys, bank.values))
-        each = Moved(k, v, key_shifts, value_shifts, layout.each_takes)
-        k, v = (torch.cat(pair, dim=2) for pair in zip(own, groups.each(), strict=True))
-        audio = attend(q[:, :, :n], k, v, layout.mask, record=record, place=attn.place)
-        if layout.design.n_probes == 0:
-            return attn.merged(audio)
-        place = f"encoder.{layer}.probes"
-        probes = attend(q[:, :, n:], *own, layout.probe_mask, each, record=record, place=place)
-        return attn.merged(torch.cat([audio, probes], dim=2))
-
-    def cross(self, model: Whisper, probes: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of the padding for each decoder layer.
-
-        probes: (B, A, D), the encoder's output for them
-        """
+    def cross(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of the padding for each decoder layer, (B, H, groups, d)."""
         layout = self.layout
         first = layout.low // layout.design.cross_stride
-        shift = probes - self.bank.features[layout.probes]  # (B, A, D)
-        nothing = torch.zeros_like(self.bank.features[None, :1])
-        pairs = []
-        for block, kept in zip(model.decoder.blocks, self.bank.cross, strict=True):
-            # the projections are linear but for a bias: a shift goes through without it
-            attn = block.cross_attn
-            moved, bias = attn.keys_values(shift), attn.keys_values(nothing)
-            keys, values = (x[0, :, first:] for x in kept)
-            shifts = moved[0] - bias[0], moved[1] - bias[1]
-            pairs.append(Moved(keys, values, *shifts, layout.cross_takes).each())
-        return pairs
+        return [_of_all(pair, first, len(layout.mask)) for pair in self.bank.cross]
+
+
+def _of_all(pair: tuple[Tensor, Tensor], first: int, n_clips: int) -> tuple[Tensor, Tensor]:
+    """Keys and values (H, groups, d) from a group on, seen as those of each clip of a batch."""
+    k, v = (x[None, :, first:].expand(n_clips, -1, -1, -1) for x in pair)
+    return k, v
 
 
 class _Keeper:
     """A tail that adds nothing and keeps what passes by."""
 
-    def __init__(self, like: Tensor) -> None:
-        self._rows = like[:, :0]
+    def __init__(self) -> None:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def rows(self) -> Tensor:
-        return self._rows
-
-    def attention(
-        self,
-        layer: int,
-        attn: MultiHeadAttention,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        record: Recorder | None,
-    ) -> Tensor:
+    def joined(
+        self, layer: int, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         self.keys.append(keys[0])
         self.values.append(values[0])
-        return attn(q, keys, values, record=record)
+        return keys, values, None
 
 
 @torch.inference_mode()
@@ -231,7 +150,6 @@ def build(model: Whisper) -> dict[str, Tensor]:
     """What a bank is made from, in float16 as it is kept: see Bank, under the names in STORED."""
     samples = torch.cat([torch.from_numpy(load_audio(path)) for path in speech()])
     encoder, n_all, n_mels = model.encoder, model.dims.n_audio_ctx, model.dims.n_mels
-    nothing = torch.zeros(1, n_mels, 8, device=model.device, dtype=model.dtype)
     windows = [(torch.zeros(n_mels, N_FRAMES), 0)]
     for seconds in TAILS_S[1:]:
         n_samples = int(seconds * SAMPLE_RATE)
@@ -242,16 +160,14 @@ def build(model: Whisper) -> dict[str, Tensor]:
     sums: list[Tensor] = []
     n_seen = torch.zeros(n_all, 1, device=model.device)
     for mel, n_own in windows:
-        keeper = _Keeper(encoder.embed(nothing, 0, 1))
+        keeper = _Keeper()
         features = encoder(mel[None].to(model.device, model.dtype), tail=keeper)[0]
         is_padding = (torch.arange(n_all, device=model.device) >= n_own).float()[:, None]
         found = [torch.stack(keeper.keys), torch.stack(keeper.values), features]
         weighed = [x.float() * is_padding for x in found]
         sums = [a + b for a, b in zip(sums, weighed, strict=True)] if sums else weighed
         n_seen += is_padding
-    filling = encoder.embed(nothing, 2, 3)[0, 0] - encoder.positional_embedding[2]
-    parts = [*(x / n_seen for x in sums), filling]
-    return {name: x.half().cpu() for name, x in zip(STORED, parts, strict=True)}
+    return {name: (x / n_seen).half().cpu() for name, x in zip(STORED, sums, strict=True)}
 
 
 def speech() -> list[Path]:

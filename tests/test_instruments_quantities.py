@@ -179,7 +179,7 @@ def test_where_there_is_no_padding_there_is_no_data_rather_than_0():
 
 def test_a_place_without_a_scope_is_left_alone():
     meter = Meter(Stub(), {})
-    meter("encoder.0.probes", "weights", WEIGHTS)
+    meter("encoder.9.other", "weights", WEIGHTS)
     meter("encoder.0.self", "weights", WEIGHTS)
     assert meter.values == {}
 

@@ -31,15 +31,14 @@ def small():
 @torch.inference_mode()
 def own_bank(model, clip):
     """What the padding of that very clip is."""
-    keeper = virtual._Keeper(torch.empty(1, 0, 384))
+    keeper = virtual._Keeper()
     features = model.encoder(clip.mel[None], tail=keeper)[0]
-    kept = virtual.build(model)
-    parts = (torch.stack(keeper.keys), torch.stack(keeper.values), features, kept["filling"])
+    parts = (torch.stack(keeper.keys), torch.stack(keeper.values), features)
     return dict(zip(virtual.STORED, parts, strict=True))
 
 
 def test_with_the_clips_own_padding_in_the_bank_it_is_full(model, clip):
-    exact = Bank(model, own_bank(model, clip), Design(stride=1, cross_stride=1, n_probes=0))
+    exact = Bank(model, own_bank(model, clip), Design(stride=1, cross_stride=1))
     planned = plan(Policy("virtual", 0.0), [clip.n_positions], exact.design)
     with torch.inference_mode():
         mine = with_bank(model, exact, clip.mel[None], planned)
@@ -49,32 +48,14 @@ def test_with_the_clips_own_padding_in_the_bank_it_is_full(model, clip):
         assert (keys - expected).abs().max() < 1e-4
 
 
-def test_probes_leave_an_exact_bank_as_it_is(model, clip):
-    exact = Bank(model, own_bank(model, clip), Design(stride=1, cross_stride=1, n_probes=16))
-    planned = plan(Policy("virtual", 0.0), [clip.n_positions], exact.design)
-    with torch.inference_mode():
-        mine = with_bank(model, exact, clip.mel[None], planned)
-    # the filling is kept in float16
-    assert (mine.features - encode(model, [clip]).features[:, : clip.n_positions]).abs().max() < 0.1
-
-
-def test_probes_bring_it_nearer_to_full(model, samples):
-    def distance(design):
-        bank = Bank(model, virtual.stored(model), design)
-        policy, total = Policy("virtual"), 0.0
-        for path in samples:
-            spectrogram = Spectrogram(Recording.open(path), 80)
-            window = spectrogram.window(0, spectrogram.n_frames, fill="zero")
-            n = window.n_positions
-            planned = plan(policy, [policy.visible(n)], bank.design)
-            with torch.inference_mode():
-                mine = with_bank(model, bank, window.mel[None], planned).features[0, :n]
-            real = encode(model, [window]).features[0, :n]
-            total += float((mine - real).norm() / real.norm())
-        return total / len(samples)
-
-    with_probes, without = distance(Design(stride=1)), distance(Design(stride=1, n_probes=0))
-    assert with_probes < without / 2 < 0.05
+def test_the_features_are_near_those_of_full(model, samples):
+    policy = Policy("virtual")
+    for path in samples:
+        spectrogram = Spectrogram(Recording.open(path), 80)
+        window = spectrogram.window(0, spectrogram.n_frames, fill="zero")
+        n = window.n_positions
+        mine, real = (encode(model, [window], p).features[0, :n] for p in (policy, Policy()))
+        assert (mine - real).norm() / real.norm() < 0.1
 
 
 def test_texts_are_those_of_full(model, samples):
@@ -91,17 +72,13 @@ def test_layout_counts_every_position_of_the_padding_once():
         layout = Layout(torch.tensor(lengths), 1500, Design())
         for mask in (layout.mask, layout.cross_mask):
             assert torch.allclose(mask.exp().sum(dim=-1), torch.tensor(1500.0), atol=1e-2)
-        for row, n in zip(layout.probes, lengths, strict=True):
-            assert n == 1500 or (row >= n).all()
 
 
 def test_layout_of_a_small_window():
-    layout = Layout(torch.tensor([3]), 10, Design(stride=4, cross_stride=2, n_probes=2))
+    layout = Layout(torch.tensor([3]), 10, Design(stride=4, cross_stride=2))
     # own 0 1 2; groups 0-3, 4-7, 8-9, of which 1, 4 and 2 are padding
     expected = [0, 0, 0, 0, math.log(4), math.log(2)]
     assert torch.allclose(layout.mask[0, 0, 0], torch.tensor(expected))
-    assert layout.probes.tolist() == [[4, 8]]  # the middles of 3 … 6.5 and 6.5 … 10
-    assert layout.each_takes.argmax(dim=-1).tolist() == [[0, 0, 0, 0, 1, 1, 1]]
 
 
 def test_averages_of_positions_in_a_row():
@@ -139,8 +116,9 @@ def test_the_bank_follows_the_weights(small, tmp_path, monkeypatch):
     with torch.no_grad():
         small.encoder.blocks[1].attn.key.weight.mul_(1.5)
     assert virtual.file_of(small) != before
-    assert not torch.equal(virtual.bank_of(small).keys[1], bank.keys[1])
-    assert torch.equal(virtual.bank_of(small).keys[0], bank.keys[0])
+    again = virtual.bank_of(small)
+    assert not torch.equal(again.groups[1][0], bank.groups[1][0])
+    assert torch.equal(again.groups[0][0], bank.groups[0][0])
 
 
 def test_other_precision_and_shape(small):

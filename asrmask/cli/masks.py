@@ -58,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
     print(f"audio     {window.n_positions} of 1500 positions, {POSITIONS_PER_SECOND} a second")
     print(f"visible   {visible} with the margin of {policy.margin:g} s")
     print(f"padding   {computed_s:.2f} s computed, {avoided_s:.2f} s avoided")
-    if planned.virtual is not None:
-        print(f"probes    {planned.virtual.design.n_probes} positions of the padding computed too")
     print(f"text      {len(result.tokens)} tokens: {result.text}")
     if result.fallback is not None:
         print(f"          decoded again with all of the padding ({result.fallback})")

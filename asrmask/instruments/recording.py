@@ -7,7 +7,6 @@ is both, "decoder.2.cross.weights":
 | place            | who attends to what                    | quantities                         |
 |------------------|----------------------------------------|------------------------------------|
 | encoder.N.self   | audio positions to audio positions     | scores, weights, values, outputs   |
-| encoder.N.probes | virtual padding: its probes to all     | the same                           |
 | decoder.N.self   | text to text                           | the same                           |
 | decoder.N.cross  | text to audio positions                | the same                           |
 | encoder.N        |                                        | residual, as layer N leaves it     |
@@ -64,11 +63,8 @@ class Keeper:
     """
 
     def __init__(self, dims: ModelDimensions, *patterns: str):
-        probes = [
-            f"encoder.{i}.probes.{name}" for i in range(dims.n_audio_layer) for name in ATTENTION
-        ]
         for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in [*names(dims), *probes]):
+            if not any(fnmatchcase(name, pattern) for name in names(dims)):
                 raise OptionError(
                     f"a name to record must be like {names(dims)[0]}, "
                     f"{names(dims)[-1]} or decoder.*.cross.weights, got {pattern!r}"
