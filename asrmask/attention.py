@@ -118,8 +118,8 @@ class MultiHeadAttention(nn.Module):
 class KVCache:
     """Keys and values of the text decoded so far: a value that each decoder call returns anew.
 
-    keys, values: one tensor a layer, (B, H, capacity, d), allocated once; the first `length`
-    positions are filled. Calls share the memory behind it, so only the newest value is good.
+    keys, values: one tensor a layer, (B, H, capacity, d); the first `length` positions are filled.
+    Calls share the memory behind it, so only the newest value is good.
     """
 
     keys: tuple[Tensor, ...]
@@ -136,6 +136,20 @@ class KVCache:
     @property
     def n_rows(self) -> int:
         return self.keys[0].shape[0]
+
+    def with_room(self, n: int) -> "KVCache":
+        """The cache with room for n more positions: itself, or one of twice the capacity."""
+        capacity = self.keys[0].shape[2]
+        if self.length + n <= capacity:
+            return self
+
+        def grown(buffer: Tensor) -> Tensor:
+            n_rows, n_head, _, width = buffer.shape
+            larger = buffer.new_empty(n_rows, n_head, max(2 * capacity, self.length + n), width)
+            larger[:, :, : self.length] = buffer[:, :, : self.length]
+            return larger
+
+        return KVCache(tuple(map(grown, self.keys)), tuple(map(grown, self.values)), self.length)
 
     def put(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Everything that `layer` may attend to, once (B, H, Q, d) more positions are in."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrmask.audio import CHUNK_LENGTH, Features
+from asrmask.audio import CHUNK_LENGTH, FRAMES_PER_SECOND, Features
 from asrmask.encoding import FULL, encode
 from asrmask.errors import OptionError
 from asrmask.filters import Filter, SuppressBlank, SuppressTokens, TimestampRules
@@ -26,6 +26,9 @@ FEW_TOKENS = 5  # fewer are unsure by nature: their average is one rare word's
 LONG_REPEAT = 6  # tokens that nobody says twice in a row
 TEXT_TOKENS = 50_256  # words and marks come before the special tokens, in every vocabulary
 MOST_LATE_S = 1.0  # that words may begin after the end of the audio
+LOUD = 0.4  # below the loud frames of a window, on average over Mel bands: 16 dB
+LEAST_RATE = 10  # bytes of text for a second of loud frames: speech has 15 and more
+LEAST_LOUD_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,16 @@ def runaway(
         late_s = result.last_start - n_positions / POSITIONS_PER_SECOND
         return "times past the end" if late_s > MOST_LATE_S else None
     return None
+
+
+def stops_early(text: str, window: Features) -> bool:
+    """Whether a text is too short for what there is to hear in its window.
+
+    Without timestamps a model often takes the pause behind a heading for the end of all speech.
+    """
+    loudness = window.mel[:, : window.n_frames].mean(dim=0)
+    loud_s = float((loudness > loudness.quantile(0.95) - LOUD).sum()) / FRAMES_PER_SECOND
+    return loud_s >= LEAST_LOUD_S and len(text.encode()) < LEAST_RATE * loud_s
 
 
 def says_twice(tokens: Sequence[int], n_least: int = LONG_REPEAT) -> bool:

@@ -18,12 +18,13 @@ from asrmask import masks, virtual
 from asrmask.attention import Recorder
 from asrmask.audio import FRAMES_PER_POSITION, N_FRAMES, Features
 from asrmask.errors import OptionError
-from asrmask.model import Memory, Room, Whisper
+from asrmask.model import Memory, Place, Room, Whisper
 from asrmask.policy import N_POSITIONS, Policy
 from asrmask.virtual import Design, Layout
 
 FULL = Policy()
 BORDER = 2  # frames beyond its own that a position reads
+MOST_TOGETHER = 1024  # positions that short windows are encoded by at a time
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,13 @@ def encode(
     windows: Tensor | Sequence[Features],
     policy: Policy | str = FULL,
     record: Recorder | None = None,
+    places: Sequence[Place] = (),
 ) -> Memory:
     """What the decoder needs of a batch of windows, computed once whatever is decoded afterwards.
 
     windows: features, or log-Mel frames (B, n_mels, 3000), which only `full` can take: they do not
              know how many of their frames are real
+    places:  where to put its keys and values (see TextDecoder.remember)
     """
     policy = Policy.parse(policy)
     if isinstance(windows, Tensor):
@@ -109,7 +112,7 @@ def encode(
     mel = mel.to(model.device, model.dtype)
     planned = plan(policy, visible, device=model.device)
     if planned.virtual is not None:
-        return with_bank(model, virtual.bank_of(model), mel, planned, record)
+        return with_bank(model, virtual.bank_of(model), mel, planned, record, places)
     last = policy.positions == "last"
     if last:
         # the audio and its margin to the window's end, the padding behind them to its beginning
@@ -118,24 +121,40 @@ def encode(
     if policy.kind in {"mask:both", "trim"}:
         mel = _bordered(mel, visible, last)
     features = model.encoder(mel, planned.encoder_mask, record, positions=planned.positions)
-    memory = model.decoder.remember(features, planned.cross_mask)
+    memory = model.decoder.remember(features, planned.cross_mask, places=places)
     return replace(memory, first=planned.first, origin=planned.positions[0] + memory.origin)
 
 
 def encode_all(
     model: Whisper, windows: Sequence[Features], policy: Policy, room: Room | None = None
 ) -> Memory:
-    """The memory of many windows.
+    """The memory of many windows, for one use.
 
-    A CPU encodes them one by one: each fills it, and its numbers do not depend on the others.
+    A CPU encodes them one by one, since each fills it; but short ones of the same length together.
+    None of their numbers depend on the others.
     room: where they are put, if there is one already
     """
     if model.device.type != "cpu" or policy.positions == "last":  # there each begins elsewhere
         return encode(model, windows, policy)
-    most = max(n_keys(policy, policy.visible(window.n_positions)) for window in windows)
-    room = room or Room(model, len(windows) * most)
-    clips = (encode(model, [window], policy) for window in windows)
-    return room.filled(clips, len(windows), most)
+    visible = [policy.visible(window.n_positions) for window in windows]
+    most = max(n_keys(policy, n) for n in visible)
+    places = (room or Room(model, len(windows) * most)).places(len(windows), most)
+    features: list[Tensor] = []
+    seen, shapes = [], []
+    while (first := len(features)) < len(windows):
+        n = visible[first] if policy.kind in {"trim", "virtual"} else N_POSITIONS
+        end = first + 1
+        while end < len(windows) and visible[end] == n and (end + 1 - first) * n <= MOST_TOGETHER:
+            end += 1
+        mine = [(k[first:end], v[first:end]) for k, v in places]
+        memory = encode(model, windows[first:end], policy, places=mine)
+        features += memory.features
+        seen.append(memory.mask)
+        shapes.append((end - first, memory.keys[0].shape[2]))
+    padded = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
+    keys, values = zip(*places, strict=True)
+    mask = masks.joined(seen, shapes, most)
+    return Memory(padded, keys, values, mask, is_scratch=True)
 
 
 def with_bank(
@@ -144,12 +163,13 @@ def with_bank(
     mel: Tensor,
     planned: Plan,
     record: Recorder | None = None,
+    places: Sequence[Place] = (),
 ) -> Memory:
     """The memory of windows (B, n_mels, 3000) whose padding is that bank's."""
     assert planned.virtual is not None
     padding = virtual.Padding(bank, planned.virtual)
     features = model.encoder(mel, None, record, positions=planned.positions, tail=padding)
-    return model.decoder.remember(features, planned.cross_mask, padding.cross())
+    return model.decoder.remember(features, planned.cross_mask, padding.cross(), places)
 
 
 def _bordered(mel: Tensor, visible: Sequence[int], last: bool) -> Tensor:

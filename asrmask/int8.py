@@ -3,8 +3,20 @@
 Each weight row and each activation row has a scale of its own, as in CTranslate2. The product of
 whole numbers is exact, so what a row gives does not depend on the rows beside it: a batch says what
 its clips say alone. Attention, norms and convolutions stay in float32.
+
+A row's scale is its largest number, so a few channels that are always large cost all the others
+their precision. *Turning* spreads them: an orthonormal R with x R · (W R)ᵀ = x Wᵀ changes no
+product, but after it the channels are alike. It costs nothing where R goes into the weights:
+
+- The stream that layers add to is kept as x R. Norms do not mind if R leaves the vector of ones in
+  place, and their own weights go into the layers behind them.
+- The values of a head are turned by its value projection, and back by the output projection.
+- Behind GELU, 16 channels at a time are turned when they are quantised: one small product.
+
+So the features and the text's vectors of an int8 model are those of the float model, turned.
 """
 
+import math
 from functools import cache
 from typing import cast
 
@@ -16,6 +28,9 @@ from asrmask.model import Block, Whisper
 
 MOST = 127  # the largest number of an activation
 TINY = 1e-30  # a row of zeros is divided by it
+N_MIXED = 16  # channels behind GELU that are turned together
+
+Norm = tuple[Tensor, Tensor]  # the weight and bias of a layer norm
 
 
 @cache
@@ -30,29 +45,72 @@ def most_weight() -> int:
     return 127 if bool((got == 64 * MOST * 127).all()) else 64
 
 
+def orthonormal(n: int) -> Tensor:
+    """Some rotation (n, n) that mixes all channels, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.linalg.qr(torch.randn(n, n, generator=generator))[0]
+
+
+def evenly(n: int) -> Tensor:
+    """The rotation (n, n) that gives every channel as much of every other: n is a power of two.
+
+    >>> evenly(2) * 2**0.5
+    tensor([[ 1.,  1.],
+            [ 1., -1.]])
+    """
+    two, found = torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.ones(1, 1)
+    while len(found) < n:
+        found = torch.kron(two, found)
+    return found / math.sqrt(n)
+
+
+def ones_kept(n: int) -> Tensor:
+    """A rotation (n, n) of the kind that a norm does not mind: the vector of ones is its own."""
+    basis = torch.linalg.qr(torch.cat([torch.ones(n, 1), torch.eye(n)[:, 1:]], dim=1))[0]
+    return basis @ torch.block_diag(torch.ones(1, 1), orthonormal(n - 1)) @ basis.T
+
+
 class Int8Linear(nn.Module):
-    """A linear layer whose weight is int8: (N, K), with a scale a row."""
+    """A linear layer whose weight is int8: (N, K), with a scale a row.
+
+    turn: (K, K), by which the weight is turned; its inputs are expected to be so too
+    mix:  (n, n), by which each n channels in a row are turned, of the weight and of the inputs
+    """
 
     weight: Tensor
     scale: Tensor
     bias: Tensor
+    mix: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None):
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        turn: Tensor | None = None,
+        mix: Tensor | None = None,
+    ):
         super().__init__()
         weight = weight.detach()
-        scale = weight.abs().amax(dim=1).float().clamp_(min=TINY) / most_weight()
+        scale = torch.empty(len(weight))
         numbers = torch.empty(weight.shape, dtype=torch.int8)
         for part in torch.arange(len(weight)).split(4096):  # a vocabulary at once takes memory
-            numbers[part] = (weight[part].float() / scale[part, None]).round_().to(torch.int8)
+            rows = weight[part].float()
+            rows = rows if turn is None else rows @ turn
+            rows = rows if mix is None else mixed(rows, mix)
+            reach = rows.abs().amax(dim=1, keepdim=True).clamp_(min=TINY) / most_weight()
+            numbers[part], scale[part] = (rows / reach).round_().to(torch.int8), reach[:, 0]
         self.register_buffer("weight", numbers)
         self.register_buffer("scale", scale)
         self.register_buffer(
             "bias", torch.zeros_like(scale) if bias is None else bias.detach().float()
         )
+        self.register_buffer("mix", mix)
 
     def forward(self, x: Tensor, part: slice = slice(None)) -> Tensor:
         """(…, K) → (…, N); part: of the N outputs, those to compute."""
         rows = x.flatten(0, -2)
+        if self.mix is not None:
+            rows = mixed(rows, self.mix)
         reach = rows.abs().amax(dim=-1, keepdim=True).clamp_(min=TINY)
         numbers = (rows * (MOST / reach)).round_().to(torch.int8)
         out = torch._int_mm(numbers, self.weight[part].t()) * reach.mul_(1 / MOST)
@@ -60,20 +118,30 @@ class Int8Linear(nn.Module):
         return out.unflatten(0, x.shape[:-1])
 
 
+def mixed(rows: Tensor, mix: Tensor) -> Tensor:
+    """(N, K) → (N, K), every n channels in a row turned by mix (n, n)."""
+    return (rows.reshape(-1, len(mix)) @ mix).view_as(rows)
+
+
 class Int8Attention(MultiHeadAttention):
     """The same attention, whose query, key and value projections are one int8 product."""
 
-    def __init__(self, attn: MultiHeadAttention):
+    def __init__(self, attn: MultiHeadAttention, turn: Tensor, norm: Norm, source: Norm):
+        """norm, source: what stands before the queries, and before the keys and values"""
         nn.Module.__init__(self)
         self.n_head = attn.n_head
         self.place = attn.place
-        parts = (attn.query, attn.key, attn.value)
         self.width = attn.query.weight.shape[0]
-        self.fused = Int8Linear(
-            torch.cat([part.weight for part in parts]),
-            torch.cat([attn.query.bias, torch.zeros_like(attn.query.bias), attn.value.bias]),
-        )
-        self.out = Int8Linear(attn.out.weight, attn.out.bias)  # type: ignore[assignment]
+        head = torch.block_diag(*[orthonormal(self.width // self.n_head)] * self.n_head)
+        parts = [
+            behind(norm, attn.query.weight, attn.query.bias),
+            behind(source, attn.key.weight, None),
+            behind(source, head.T @ attn.value.weight, attn.value.bias @ head),
+        ]
+        weights, biases = (torch.cat(several) for several in zip(*parts, strict=True))
+        self.fused = Int8Linear(weights, biases, turn)
+        out = Int8Linear(turn.T @ attn.out.weight @ head, attn.out.bias @ turn)
+        self.out = out  # type: ignore[assignment]
 
     def queries(self, x: Tensor) -> Tensor:
         return self._split(self.fused(x, slice(0, self.width)))
@@ -88,11 +156,17 @@ class Int8Attention(MultiHeadAttention):
 
 
 class Int8Vocabulary(nn.Module):
-    """The table of tokens, in and out: tokens to vectors, and vectors to logits."""
+    """The table of tokens, in and out: tokens to turned vectors, and those to logits."""
 
-    def __init__(self, table: Tensor):
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, table: Tensor, turn: Tensor, norm: Norm):
         super().__init__()
-        self.linear = Int8Linear(table, None)
+        self.linear = Int8Linear(table, None, turn)
+        # the norm's weights between: they cannot go into a table that is read from both sides
+        self.register_buffer("weight", turn.T @ norm[0].diag() @ turn)
+        self.register_buffer("bias", norm[1] @ turn)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(…) → (…, D)"""
@@ -100,24 +174,49 @@ class Int8Vocabulary(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, D) → (…, n_vocab)"""
-        return self.linear(x)
+        return self.linear(nn.functional.linear(x, self.weight, self.bias))
+
+
+def behind(norm: Norm, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A layer's weight and bias, with those of the norm before it."""
+    shift = weight @ norm[1]
+    return weight * norm[0], shift if bias is None else shift + bias
+
+
+def bared(norm: nn.LayerNorm) -> Norm:
+    """A norm's weights, which it loses."""
+    kept = norm.weight.detach().float().clone(), norm.bias.detach().float().clone()
+    norm.weight.fill_(1.0)
+    norm.bias.zero_()
+    return kept
 
 
 @torch.no_grad()
 def quantise(model: Whisper) -> None:
     """Bring a model on the CPU to int8, for good: its float weights are let go."""
-    for block in (*model.encoder.blocks, *model.decoder.blocks):
+    encoder, decoder = model.encoder, model.decoder
+    turn = ones_kept(model.dims.n_audio_state)
+    source = bared(encoder.ln_post)
+    for block in (*encoder.blocks, *decoder.blocks):
         block.float()
-        _quantise_block(block)
-    table = model.decoder.token_embedding.weight
-    model.decoder.token_embedding = Int8Vocabulary(table)
+        _quantise_block(block, turn, source)
+    enter = nn.Linear(len(turn), len(turn), bias=False).requires_grad_(False)
+    enter.weight.copy_(turn.T)
+    encoder.enter = enter
+    encoder.positional_embedding = encoder.positional_embedding.float() @ turn
+    decoder.positional_embedding.data = decoder.positional_embedding.float() @ turn
+    table = decoder.token_embedding.weight
+    decoder.token_embedding = Int8Vocabulary(table, turn, bared(decoder.ln))
     model.float()
 
 
-def _quantise_block(block: Block) -> None:
-    block.attn = Int8Attention(block.attn)
+def _quantise_block(block: Block, turn: Tensor, source: Norm) -> None:
+    norm = bared(block.attn_ln)
+    block.attn = Int8Attention(block.attn, turn, norm, norm)
     if hasattr(block, "cross_attn"):
-        block.cross_attn = Int8Attention(block.cross_attn)
-    for i in (0, 2):
-        layer = cast("nn.Linear", block.mlp[i])
-        block.mlp[i] = Int8Linear(layer.weight, layer.bias)
+        norm = bared(block.cross_attn_ln)
+        block.cross_attn = Int8Attention(block.cross_attn, turn, norm, source)
+    up, down = cast("nn.Linear", block.mlp[0]), cast("nn.Linear", block.mlp[2])
+    block.mlp[0] = Int8Linear(*behind(bared(block.mlp_ln), up.weight, up.bias), turn)
+    mix = evenly(math.gcd(down.weight.shape[1], N_MIXED))
+    block.mlp[2] = Int8Linear(turn.T @ down.weight, down.bias @ turn, mix=mix)

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol, cast
 
@@ -121,6 +121,7 @@ class AudioEncoder(nn.Module):
         )
         self.blocks = cast("Sequence[Block]", blocks)
         self.ln_post = nn.LayerNorm(n_state)
+        self.enter: nn.Module = nn.Identity()  # the channels that layers work in (int8.py)
 
     def forward(
         self,
@@ -167,9 +168,12 @@ class AudioEncoder(nn.Module):
 
         Position t reads the frames 2t − 2 … 2t + 2.
         """
+        if mel.device.type == "cpu" and len(mel) > 1:
+            # one by one: for other shapes libraries add in another order
+            return torch.cat([self.embed(one, first, end) for one in mel.split(1)])
         frames = mel[:, :, max(2 * first - 2, 0) : 2 * end + 1]
         x = gelu(self.conv1(frames))
-        x = gelu(self.conv2(x)).transpose(1, 2)
+        x = self.enter(gelu(self.conv2(x)).transpose(1, 2))
         skipped = 1 if first else 0  # it read beyond the cut
         return x[:, skipped : skipped + end - first] + self.positional_embedding[first:end]
 
@@ -238,6 +242,9 @@ class Memory:
         return 0 if self.first is None else int(self.first[clip])
 
 
+Place = tuple[Tensor, Tensor]  # for a layer's keys and values of some clips, (B, H, K, d) each
+
+
 class Room:
     """Space for what is remembered of a batch, which the next batch has again."""
 
@@ -247,7 +254,7 @@ class Room:
         like = model.decoder.ln.weight
         size = n_keys * model.dims.n_text_state
         self._layers = [
-            [like.new_empty(size) for _ in range(model.dims.n_text_layer)] for _ in range(2)
+            (like.new_empty(size), like.new_empty(size)) for _ in range(model.dims.n_text_layer)
         ]
 
     @staticmethod
@@ -256,25 +263,17 @@ class Room:
         size = model.decoder.ln.weight.element_size()
         return 2 * model.dims.n_text_layer * model.dims.n_text_state * size
 
-    def filled(self, clips: Iterable[Memory], n_clips: int, n_keys: int) -> Memory:
-        """The memory of clips that come one by one, each with n_keys at the most; for one use."""
+    def places(self, n_clips: int, n_keys: int) -> list[Place]:
+        """One for each layer, for clips with n_keys each."""
         n_head = self._dims.n_text_head
         shape = (n_clips, n_head, n_keys, self._dims.n_text_state // n_head)
-        keys, values = (
-            tuple(flat[: math.prod(shape)].view(shape) for flat in flats) for flats in self._layers
-        )
-        features, seen, shapes = [], [], []
-        for i, clip in enumerate(clips):
-            n_own = clip.keys[0].shape[2]
-            for room, own in zip((*keys, *values), (*clip.keys, *clip.values), strict=True):
-                room[i, :, :n_own] = own[0]
-                room[i, :, n_own:] = 0
-            features.append(clip.features[0])
-            seen.append(clip.mask)
-            shapes.append((1, n_own))
-        padded = nn.utils.rnn.pad_sequence(features, batch_first=True)
-        mask = masks.joined(seen, shapes, n_keys)
-        return Memory(padded, keys, values, mask, is_scratch=True)
+        size = math.prod(shape)
+        return [(k[:size].view(shape), v[:size].view(shape)) for k, v in self._layers]
+
+
+def _room_for(x: Tensor, n_keys: int) -> Tensor:
+    """(B, H, n_keys, d) for keys or values: in one piece, since every later step reads it whole."""
+    return torch.empty((*x.shape[:2], n_keys, x.shape[3]), dtype=x.dtype, device=x.device)
 
 
 class TextDecoder(nn.Module):
@@ -304,26 +303,35 @@ class TextDecoder(nn.Module):
         features: Tensor,
         mask: Tensor | None = None,
         more: Sequence[tuple[Tensor, Tensor]] = (),
+        places: Sequence[Place] = (),
     ) -> Memory:
         """The memory of audio features (B, T, D).
 
-        mask: (B, 1, 1, T) bool, hides some of them
-        more: keys and values for each layer to attend to after those of the features
+        mask:   (B, 1, 1, K) bool, hides some of them; a bias where there are more
+        more:   keys and values for each layer to attend to after those of the features
+        places: where to put them, a layer each, with room for as many or more; what is left of it
+                is set to 0
         """
-        pairs = [block.cross_attn.keys_values(features) for block in self.blocks]
-        if more:
-            pairs = [
-                (torch.cat([k, a], dim=2), torch.cat([v, b], dim=2))
-                for (k, v), (a, b) in zip(pairs, more, strict=True)
-            ]
-        stretch, mask = masks.seen(masks.checked(mask), pairs[0][0].shape[2])
-        # contiguous: every later step reads them whole
-        keys = tuple(k[:, :, stretch].contiguous() for k, _ in pairs)
-        values = tuple(v[:, :, stretch].contiguous() for _, v in pairs)
-        return Memory(features, keys, values, mask, origin=stretch.start)
+        n_own = features.shape[1]
+        n_all = n_own + (more[0][0].shape[2] if more else 0)
+        stretch, mask = masks.seen(masks.checked(mask), n_all)
+        n_keys = stretch.stop - stretch.start
+        keys, values = [], []
+        for i, block in enumerate(self.blocks):
+            pair = block.cross_attn.keys_values(features)
+            place = places[i] if places else tuple(_room_for(x, n_keys) for x in pair)
+            for j, (into, own) in enumerate(zip(place, pair, strict=True)):
+                if more:
+                    into[:, :, :n_own], into[:, :, n_own:n_all] = own, more[i][j]
+                else:
+                    into[:, :, :n_keys] = own[:, :, stretch]
+                into[:, :, n_keys:] = 0
+            keys.append(place[0][:, :, :n_keys])
+            values.append(place[1][:, :, :n_keys])
+        return Memory(features, tuple(keys), tuple(values), mask, origin=stretch.start)
 
     def cache(self, n_rows: int, capacity: int | None = None) -> KVCache:
-        """An empty cache with room for `capacity` tokens of n_rows texts."""
+        """An empty cache with room for `capacity` tokens of n_rows texts; it grows when needed."""
         like = self.ln.weight
         n_head = self.blocks[0].attn.n_head
         shape = (n_rows, n_head, capacity or self.n_ctx, len(like) // n_head)
@@ -342,6 +350,7 @@ class TextDecoder(nn.Module):
         if n_keys > self.n_ctx:
             raise OptionError(f"a text must be at most {self.n_ctx} tokens, got {n_keys}")
         # a single query is the last of the keys and sees them all
+        cache = cache.with_room(n_queries)
         causal = None if n_queries == 1 else masks.causal(n_queries, n_keys, tokens.device)
         x = self.token_embedding(tokens).to(self.ln.weight.dtype)
         x = x + self.positional_embedding[cache.length : n_keys]

@@ -17,6 +17,8 @@ from torch.distributions import Categorical
 from asrmask.filters import Filter
 from asrmask.model import Memory, Whisper
 
+USUAL_TOKENS = 62  # that the cache has room for at first
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -189,7 +191,8 @@ def search(
     decoder = model.decoder
     n_prompt = prompts.shape[1]
     n_most = min(n_most, decoder.n_ctx - n_prompt + 1)
-    x, cache = decoder(prompts, memory, decoder.cache(memory.n_clips, n_prompt + n_most))
+    capacity = n_prompt + min(n_most, USUAL_TOKENS)
+    x, cache = decoder(prompts, memory, decoder.cache(memory.n_clips, capacity))
     first = decoder.logits(x[:, probe])
     logits = first.clone() if probe == n_prompt - 1 else decoder.logits(x[:, -1])
     clips = [Clip() for _ in range(memory.n_clips)]

@@ -16,7 +16,7 @@ from asrmask.audio import (
     Features,
     Spectrogram,
 )
-from asrmask.decoding import DecodingOptions, DecodingResult, runaway
+from asrmask.decoding import DecodingOptions, DecodingResult, runaway, stops_early
 from asrmask.hallucination import judge
 from asrmask.model import Memory, Whisper
 from asrmask.policy import Policy
@@ -209,7 +209,8 @@ class Walk:
     def _decode(self, window: Features, options: DecodingOptions) -> Asking:
         """The window's text, and the memory that it was read from.
 
-        Under a policy that hides padding a text that runs away is decoded again with all of it.
+        Under a policy that hides padding a text that runs away is decoded again with all of it;
+        so is one without timestamps that stops early, with timestamps: the walk goes on from them.
         """
         settings, use = self.subject.settings, self.subject.use
         policy = settings.policy
@@ -224,6 +225,8 @@ class Walk:
             most_compression=settings.compression_ratio_threshold,
             least_logprob=self._least_logprob(),
         )
+        if reason is None and options.without_timestamps and stops_early(result.text, window):
+            reason, options = "stops early", replace(options, without_timestamps=False)
         if reason is None:
             use.add(computed_s, avoided_s)
             return memory, result

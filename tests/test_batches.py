@@ -10,7 +10,7 @@ import torch
 from asrmask import batches, cli, load_audio, transcribe_all
 from asrmask.audio import Features
 from asrmask.checkpoints import load_model
-from asrmask.decoding import DecodingOptions
+from asrmask.decoding import DecodingOptions, stops_early
 from asrmask.encoding import encode, encode_all, n_keys
 from asrmask.errors import OptionError
 from asrmask.model import Room
@@ -109,11 +109,11 @@ def test_a_room_holds_what_was_encoded(model, policy):
     policy = Policy.parse(policy)
     generator = torch.Generator().manual_seed(0)
     windows = []
-    for n in (100, 300):
+    for n in (40, 100, 100, 300):  # two are encoded together
         mel = torch.zeros(80, 3000)
         mel[:, :n] = torch.randn(80, n, generator=generator)
         windows.append(Features(mel, n))
-    room = Room(model, 4096)
+    room = Room(model, 4 * 1500)
     for _ in range(2):  # the second time over what the first left
         memory = encode_all(model, windows, policy, room)
     for i, window in enumerate(windows):
@@ -123,6 +123,7 @@ def test_a_room_holds_what_was_encoded(model, policy):
         for mine, expected in zip(memory.keys, alone.keys, strict=True):
             assert torch.equal(mine[i, :, :n], expected[0])
         assert (memory.mask[i, ..., n:] == -torch.inf).all()
+        assert (memory.keys[0][i, :, n:] == 0).all()
 
 
 def test_clips_move_within_scratch_memory_only(model):
@@ -187,3 +188,35 @@ def test_a_long_recording_is_cut_where_it_is_quiet():
         parts = cut(Noise(n, []), 0, n)
         assert all(0 < b - a <= 3000 for a, b in parts)
         assert [a for a, _ in parts[1:]] == [b for _, b in parts[:-1]]
+
+
+def test_a_text_that_stops_at_a_pause_is_read_on_with_timestamps(samples, monkeypatch):
+    """Without timestamps a heading may be taken for all: the walk asks again, and goes on."""
+    from asrmask import walk
+
+    model = load_model("tiny.en", compute_type="int8")
+    options = {**FAST, "without_timestamps": True}
+    path = next(iter(samples))
+    (whole,) = transcribe_all(model, [path], batch_size=2, **options)
+    assert whole.padding.fallbacks == {}
+    seen = []
+
+    def early(text, window):
+        seen.append(text)
+        return len(seen) == 1
+
+    monkeypatch.setattr(walk, "stops_early", early)
+    (again,) = transcribe_all(model, [path], batch_size=2, **options)
+    assert again.padding.fallbacks == {"stops early": 1}
+    words = [text.lower().replace(",", "").split() for text in (whole.text, again.text)]
+    assert len(set(words[0]) & set(words[1])) > 0.8 * len(set(words[0]))
+
+
+def test_a_text_is_too_short_for_loud_speech_only():
+    mel = torch.full((80, 3000), -1.0)
+    mel[:, 100:900] = 0.5  # 8 s that are loud
+    window = Features(mel, 1500)
+    assert stops_early("Chapter one.", window)
+    assert not stops_early("as much text as people say in a few seconds" * 2, window)
+    mel[:, 180:900] = -1.0
+    assert not stops_early("No.", Features(mel, 1500))

@@ -3,6 +3,7 @@
 import json
 import statistics
 import wave
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,7 +189,7 @@ def test_clips_are_taken_from_all_over_the_list(tmp_path):
     clips = [Clip(tmp_path / f"{i}.wav") for i in range(10)]
     assert [clip.id for clip in run.sampled(clips, 5)] == ["0", "2", "4", "6", "8"]
     assert run.sampled(clips, None) == run.sampled(clips, 99) == clips
-    with pytest.raises(OptionError, match="--most must be 1 or more, got 0"):
+    with pytest.raises(OptionError, match="clips of a data set must be 1 or more, got 0"):
         run.sampled(clips, 0)
 
 
@@ -223,6 +224,18 @@ def test_a_benchmark_is_measured_and_written(tmp_path, capsys, samples):
     assert found["machine"]["limits"]["float32_operations"] > 0
     assert (out / "bench.html").is_file()
     assert "| asrmask:virtual |" in capsys.readouterr().out
+
+
+def test_a_mixed_work_takes_the_sets_in_turn():
+    works = [
+        run.Work(name, [Clip(Path(f"{name}{i}.wav"), language=name) for i in range(n)])
+        for name, n in (("en", 4), ("de", 1))
+    ]
+    found = run.mixed(works, 2)
+    assert [str(clip.path) for clip in found.clips] == ["en0.wav", "de0.wav", "en2.wav"]
+    assert found.language is None
+    with pytest.raises(OptionError, match="must be 1 or more, got 0"):
+        run.mixed(works, 0)
 
 
 @pytest.mark.parametrize(

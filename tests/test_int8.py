@@ -44,14 +44,43 @@ def test_the_product_is_near_and_does_not_depend_on_the_other_rows():
 def test_the_parts_of_a_fused_projection_are_the_projections():
     whisper = Whisper(DIMS).eval()
     attn = whisper.encoder.blocks[0].attn
-    mine = Int8Attention(attn)
+    norm = torch.rand(32) + 0.5, torch.randn(32)
+    turn, head = int8.ones_kept(32), int8.orthonormal(16)
+    mine = Int8Attention(attn, turn, norm, norm)
     x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
-    for got, expected in zip(mine.projections(x), attn.projections(x), strict=True):
+    q, k, v = attn.projections(x * norm[0] + norm[1])
+    for got, expected in zip(mine.projections(x @ turn), (q, k, v @ head), strict=True):
         assert (got - expected).abs().max() < 0.05
     for got, again in zip(
         mine.projections(x), (mine.queries(x), *mine.keys_values(x)), strict=True
     ):
         assert torch.equal(got, again)
+
+
+def test_a_turn_changes_neither_products_nor_norms():
+    turn = int8.ones_kept(48)
+    x = torch.randn(3, 48, generator=torch.Generator().manual_seed(0)) + 2
+    assert torch.allclose(turn @ turn.T, torch.eye(48), atol=1e-5)
+    assert torch.allclose(F.layer_norm(x @ turn, (48,)), F.layer_norm(x, (48,)) @ turn, atol=1e-5)
+
+
+def test_turned_channels_share_what_one_of_them_had():
+    """The outlier that costs a row its precision is gone, and the product is nearer."""
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(64, 96, generator=generator), torch.randn(8, 96, generator=generator)
+    x[:, 5] *= 30
+    exact = F.linear(x, weight)
+    turn, mix = int8.orthonormal(96), int8.evenly(16)
+    plain, turned, in_parts = (
+        float((layer(given) - exact).norm() / exact.norm())
+        for layer, given in (
+            (Int8Linear(weight, None), x),
+            (Int8Linear(weight, None, turn), x @ turn),
+            (Int8Linear(weight, None, mix=mix), x),
+        )
+    )
+    assert turned < plain / 2
+    assert in_parts < plain / 2
 
 
 def test_the_largest_weight_is_one_that_the_processor_adds_without_overflow():
@@ -75,7 +104,9 @@ def test_weights_are_a_quarter_and_features_near(model, quantised, sample):
     real, mine = (
         encode(one, [window]).features[0, : window.n_positions] for one in (model, quantised)
     )
-    assert (mine - real).norm() / real.norm() < 0.1
+    norm = model.encoder.ln_post
+    mine = mine @ int8.ones_kept(model.dims.n_audio_state).T * norm.weight + norm.bias
+    assert (mine - real).norm() / real.norm() < 0.04
 
 
 def test_compute_types_are_checked():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -327,10 +328,17 @@ def read(path: Path) -> dict[str, Any]:
     return result
 
 
+def mixed(works: Sequence[Work], n_each: int) -> Work:
+    """Clips of all of the works in turn, as a folder of somebody's recordings may have them."""
+    several = [sampled(work.clips, n_each) for work in works]
+    turns = zip_longest(*several)
+    return Work("mixed", [clip for turn in turns for clip in turn if clip is not None])
+
+
 def sampled(clips: Sequence[Clip], most: int | None) -> list[Clip]:
     """At most so many of the clips, from all over the list."""
     if most is None or most >= len(clips):
         return list(clips)
     if most < 1:
-        raise OptionError(f"--most must be 1 or more, got {most}")
+        raise OptionError(f"clips of a data set must be 1 or more, got {most}")
     return [clips[i * len(clips) // most] for i in range(most)]

@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of all systems in turn (default: 3)")
     parser.add_argument("--most", type=int, help="clips of each data set (default: all)")
     parser.add_argument(
+        "--mixed",
+        type=int,
+        metavar="N",
+        help="one more work: N clips of each data set, in turn",
+    )
+    parser.add_argument(
         "--scaling",
         nargs="*",
         metavar="AXIS",
@@ -96,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
         if missing := [clip for clip in clips if not clip.path.is_file()]:
             raise OptionError(f"{source}: no such file: {missing[0].path}")
         works.append(bench.Work(source.name if source.is_dir() else source.stem, clips))
+    if args.mixed is not None:
+        works.append(bench.mixed(works, args.mixed))
     if len({work.name for work in works}) < len(works):
         raise OptionError("data sets must have different names, got the same twice")
     out = Path(args.out)
