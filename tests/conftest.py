@@ -1,6 +1,7 @@
 """What tests share: the real tiny.en, openai-whisper with the same weights, and real speech."""
 
 import csv
+import os
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ SHARED = ROOT.parent / "shared" / "data"
 
 @pytest.fixture(scope="session", autouse=True)
 def _threads():
-    torch.set_num_threads(2)
+    """Tests that run beside each other share two cores, and so do the commands that they start."""
+    n_threads = 1 if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1 else 2
+    torch.set_num_threads(n_threads)
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(n_threads)
 
 
 @pytest.fixture(scope="module")

@@ -88,12 +88,11 @@ def test_an_all_valid_mask_changes_no_bit(model, sample):
 @pytest.mark.parametrize("margin", [0, 0.16, 1.28])
 @pytest.mark.parametrize("more", ["", ",fill=silence", ",positions=last", ",fill=noise:-40"])
 def test_trim_is_mask_both(model, exact_model, samples, margin, more):
-    for path in list(samples)[:2]:
-        trim, both = (f"{kind},margin={margin}{more}" for kind in ("trim", "mask:both"))
-        clip = window(path, trim)
-        check_equal(exact_model, clip, trim, both, 1e-9)
-        found = [decode(model, clip, GREEDY, padding=p, sample_len=30) for p in (trim, both)]
-        assert found[0].tokens == found[1].tokens
+    trim, both = (f"{kind},margin={margin}{more}" for kind in ("trim", "mask:both"))
+    clip = window(list(samples)[int(margin > 0)], trim)
+    check_equal(exact_model, clip, trim, both, 1e-9)
+    found = [decode(model, clip, GREEDY, padding=p, sample_len=30) for p in (trim, both)]
+    assert found[0].tokens == found[1].tokens
 
 
 def check_equal(model, clip, trim, both, tolerance):
@@ -108,21 +107,14 @@ def test_trim_is_mask_both_on_every_shared_clip(model, shared):
     margins = (0, 0.16, 1.28)
     for i, listed in enumerate(from_manifest(shared / "librispeech-test-other")):
         clip = window(listed.path)
-        for margin in margins:
-            trim, both = (f"{kind},margin={margin}" for kind in ("trim", "mask:both"))
-            check_equal(model, clip, trim, both, 1e-4)
-        margin = margins[i % 3]
-        found = [
-            decode(model, clip, GREEDY, padding=f"{kind},margin={margin}", sample_len=20).tokens
-            for kind in ("trim", "mask:both")
-        ]
-        assert found[0] == found[1]
+        trim, both = (f"{kind},margin={margins[i % 3]}" for kind in ("trim", "mask:both"))
+        check_equal(model, clip, trim, both, 1e-4)
 
 
 @pytest.mark.parametrize("text", PLACES)
 def test_a_batch_gives_each_clip_what_it_gets_alone(model, samples, half_minute, text):
     policy = Policy.parse(text)
-    clips = [window(path, policy) for path in samples]
+    clips = [window(path, policy) for path in list(samples)[:3]]
     whole = Spectrogram(Recording.of(half_minute), 80)
     clips.insert(2, whole.window(0, 3000, fill=policy.fill))
     together = logits(model, encode(model, clips, policy))

@@ -254,25 +254,53 @@ def _ratios(result: dict[str, Any]) -> list[str]:
 EXACT = "asrmask"  # float32 and all of the padding: what openai-whisper says
 
 
+@dataclass(frozen=True)
+class Difference:
+    """The WER of a system and of the exact one on the same clips, as shares of 1."""
+
+    wer: float
+    exact: float
+    low: float  # of the difference: its 95 % interval, paired, by speaker
+    high: float
+
+    @property
+    def points(self) -> float:
+        return 100 * (self.wer - self.exact)
+
+    def __str__(self) -> str:
+        return f"{self.points:+.2f} ({100 * self.low:+.2f} … {100 * self.high:+.2f})"
+
+
+def difference(
+    result: dict[str, Any], works: Sequence[str], decoding: str, system: str
+) -> Difference | None:
+    """How a system stands to the exact one on all clips of some works; None: not measured."""
+    runs = {
+        (r["work"], r["system"]): [Errors(**e) for e in r["errors"]]
+        for r in result["runs"]
+        if r.get("errors") and r["decoding"] == decoding
+    }
+    if any((work, name) not in runs for work in works for name in (system, EXACT)):
+        return None
+    mine, exact = ([e for work in works for e in runs[work, name]] for name in (system, EXACT))
+    blocks = [speaker for work in works for speaker in result["works"][work]["speakers"]]
+    low, high = difference_interval(mine, exact, blocks)
+    return Difference(total(mine).wer, total(exact).wer, low, high)
+
+
 def _differences(result: dict[str, Any]) -> list[str]:
     """WER of asrmask's quicker settings beside the exact one, with intervals."""
-    runs = {
-        (r["work"], r["decoding"], r["system"]): [Errors(**e) for e in r["errors"]]
-        for r in result["runs"]
-        if "errors" in r
-    }
+    keys = dict.fromkeys((r["work"], r["decoding"], r["system"]) for r in result["runs"])
     out = []
-    for (work, decoding, system), mine in runs.items():
-        exact = runs.get((work, decoding, EXACT))
-        if not mine or exact is None or system == EXACT or not system.startswith(EXACT):
+    for work, decoding, system in keys:
+        if system == EXACT or not system.startswith(EXACT):
             continue
-        blocks = result["works"][work].get("speakers", [str(i) for i in range(len(mine))])
-        low, high = difference_interval(mine, exact, blocks)
-        a, b = total(mine).wer, total(exact).wer
-        out.append(
-            f"| {work}, {decoding} | {system} | {100 * a:.2f} | {100 * b:.2f} | "
-            f"{100 * (a - b):+.2f} ({100 * low:+.2f} … {100 * high:+.2f}) |"
-        )
+        found = difference(result, [work], decoding, system)
+        if found is not None:
+            out.append(
+                f"| {work}, {decoding} | {system} | {100 * found.wer:.2f} | "
+                f"{100 * found.exact:.2f} | {found} |"
+            )
     if not out:
         return []
     return [
