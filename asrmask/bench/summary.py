@@ -277,7 +277,7 @@ def difference(
     """How a system stands to the exact one on all clips of some works; None: not measured."""
     runs = {
         (r["work"], r["system"]): [Errors(**e) for e in r["errors"]]
-        for r in result["runs"]
+        for r in reversed(result["runs"])  # of the first round, as in the tables
         if r.get("errors") and r["decoding"] == decoding
     }
     if any((work, name) not in runs for work in works for name in (system, EXACT)):
