@@ -11,10 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from asrmask import masks
+
 # Called with a place ("decoder.2.cross"), a quantity ("scores", "weights", "values", "outputs", or
 # "residual" at the place of a layer) and the tensor itself. All places and their shapes are listed
 # in instruments/recording.py. "values" may be memory that the next layer writes to: copy to keep.
 Recorder = Callable[[str, str, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Keys and values that all clips of a batch attend to, beside those of their own.
+
+    keys, values: (1, H, K, d)
+    mask:         (B, 1, 1, K), a bias that leaves each clip something to see (masks.aside)
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
 
 
 def attend(
@@ -23,20 +38,30 @@ def attend(
     v: Tensor,
     mask: Tensor | None = None,
     *,
+    shared: Shared | None = None,
     record: Recorder | None = None,
     place: str = "",
 ) -> Tensor:
     """softmax(q kᵀ / √d + mask) v: the only place where a mask meets scores.
 
-    q:    (B, H, Q, d)
-    k, v: (B, H, K, d)
-    mask: bool, True = may attend, broadcastable to (B, H, Q, K); a float bias is added to the
-          scores instead; None = everything is visible
+    q:      (B, H, Q, d)
+    k, v:   (B, H, K, d)
+    mask:   bool, True = may attend, broadcastable to (B, H, Q, K); a float bias is added to the
+            scores instead; None = everything is visible
+    shared: more keys and values, as if they stood behind each clip's own
     returns (B, H, Q, d)
 
     With `record` the softmax is spelled out, and scores, weights (B, H, Q, K), values (B, H, K, d)
     and outputs (B, H, Q, d) are handed over; both ways agree to 1e-6.
     """
+    if shared is not None:
+        if record is None and q.device.type == "cpu":
+            return _with_shared(q, k, v, mask, shared)
+        mask = masks.joined_keys(mask, k.shape[2], shared.mask)
+        k, v = (
+            torch.cat([own, other.expand(len(own), -1, -1, -1)], dim=2)
+            for own, other in ((k, shared.keys), (v, shared.values))
+        )
     if mask is not None and mask.is_floating_point():
         mask = mask.to(q.dtype)
     if record is None:
@@ -53,6 +78,22 @@ def attend(
     record(place, "values", v)
     record(place, "outputs", outputs)
     return outputs
+
+
+def _with_shared(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shared: Shared) -> Tensor:
+    """The same on a CPU: two attentions, weighed by their sums of exp(scores).
+
+    So shared keys are not copied for each clip, and are read from the cache.
+    """
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    if mask is not None:
+        mask = masks.bias(mask).to(q.dtype)
+    own, own_sum = flash(q, k, v, attn_mask=mask)
+    keys, values = (x.expand(len(q), -1, -1, -1) for x in (shared.keys, shared.values))
+    other, other_sum = flash(q, keys, values, attn_mask=shared.mask.to(q.dtype))
+    # for each number, not each row: so that no row's weight depends on where it stands in a batch
+    weight = (other_sum - own_sum)[..., None].expand_as(own).sigmoid()
+    return own.lerp(other, weight.to(own.dtype))
 
 
 class MultiHeadAttention(nn.Module):
@@ -86,6 +127,7 @@ class MultiHeadAttention(nn.Module):
         values: Tensor,
         mask: Tensor | None = None,
         record: Recorder | None = None,
+        shared: Shared | None = None,
     ) -> Tensor:
         """q: (B, H, Q, d); keys, values: (B, H, K, d); returns (B, Q, D).
 
@@ -95,13 +137,13 @@ class MultiHeadAttention(nn.Module):
         n_rows, _, n_queries, _ = q.shape
         n_clips = keys.shape[0]
         if n_rows == n_clips:
-            out = attend(q, keys, values, mask, record=record, place=self.place)
+            out = attend(q, keys, values, mask, shared=shared, record=record, place=self.place)
         else:
             folded = (n_clips, n_rows // n_clips, self.n_head, n_queries, -1)
             q = q.view(folded).transpose(1, 2).flatten(2, 3)  # (B, H, G·Q, d)
             if mask is not None and mask.shape[2] != 1:
                 mask = mask.repeat(1, 1, n_rows // n_clips, 1)
-            out = attend(q, keys, values, mask, record=record, place=self.place)
+            out = attend(q, keys, values, mask, shared=shared, record=record, place=self.place)
             out = out.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)
         return self.merged(out)
 

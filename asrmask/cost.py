@@ -20,5 +20,5 @@ def token_operations(dims: ModelDimensions, plan: Plan) -> int:
     """Of cross-attention for one token of text: what a token pays for the audio's length."""
     n_keys = plan.positions[1] - plan.positions[0]
     if plan.virtual is not None:
-        n_keys = plan.virtual.cross_mask.shape[-1]
+        n_keys += plan.virtual.cross_mask.shape[-1]
     return 4 * n_keys * dims.n_text_state * dims.n_text_layer

@@ -33,7 +33,7 @@ class Plan:
 
     positions:     (first, end) of those that the encoder computes
     encoder_mask:  for the encoder's self-attention, (B, 1, 1, K); None: everything is visible
-    cross_mask:    for cross-attention, likewise
+    cross_mask:    for cross-attention, likewise; where padding is virtual, to what is computed
     first:         (B,) position codes of each clip's first audio; None: 0
     virtual:       who stands for the padding, where that is virtual
     """
@@ -59,7 +59,7 @@ def plan(
         return Plan(first=first)
     if policy.kind == "virtual":
         layout = Layout(lengths, N_POSITIONS, design or Design())
-        return Plan((0, layout.n_own), layout.mask, layout.cross_mask, virtual=layout)
+        return Plan((0, layout.n_own), layout.mask, masks.checked(layout.own), virtual=layout)
     n = max(visible) if policy.kind == "trim" else N_POSITIONS
     mask = masks.checked(masks.padding(lengths, n, last=last))
     return Plan(
@@ -71,10 +71,8 @@ def plan(
 
 
 def n_keys(policy: Policy, visible: int) -> int:
-    """How many keys the decoder attends to, of a clip with so many positions of audio or margin."""
-    if policy.kind == "virtual":
-        return visible + -(-(N_POSITIONS - visible) // Design().cross_stride)
-    return visible if policy.kind in {"trim", "mask:both", "mask:cross"} else N_POSITIONS
+    """How many keys are remembered of a clip with so many positions of audio or margin."""
+    return N_POSITIONS if policy.kind in {"full", "mask:encoder"} else visible
 
 
 @torch.inference_mode()
@@ -140,7 +138,7 @@ def encode_all(
     most = max(n_keys(policy, n) for n in visible)
     places = (room or Room(model, len(windows) * most)).places(len(windows), most)
     features: list[Tensor] = []
-    seen, shapes = [], []
+    several: list[Memory] = []
     while (first := len(features)) < len(windows):
         n = visible[first] if policy.kind in {"trim", "virtual"} else N_POSITIONS
         end = first + 1
@@ -149,12 +147,19 @@ def encode_all(
         mine = [(k[first:end], v[first:end]) for k, v in places]
         memory = encode(model, windows[first:end], policy, places=mine)
         features += memory.features
-        seen.append(memory.mask)
-        shapes.append((end - first, memory.keys[0].shape[2]))
+        several.append(memory)
     padded = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
     keys, values = zip(*places, strict=True)
-    mask = masks.joined(seen, shapes, most)
-    return Memory(padded, keys, values, mask, is_scratch=True)
+    shapes = [(one.n_clips, one.keys[0].shape[2]) for one in several]
+    mask = masks.joined([one.mask for one in several], shapes, most)
+    joined = Memory(padded, keys, values, mask, is_scratch=True)
+    widest = max(several, key=lambda one: one.n_shared)  # each shares the last ones of it
+    if not widest.shared:
+        return joined
+    biases = [one.shared[0].mask if one.shared else None for one in several]
+    shapes = [(one.n_clips, one.n_shared) for one in several]
+    mask = masks.joined(biases, shapes, widest.n_shared, last=True)
+    return joined.with_shared([(one.keys, one.values) for one in widest.shared], mask)
 
 
 def with_bank(
@@ -169,7 +174,8 @@ def with_bank(
     assert planned.virtual is not None
     padding = virtual.Padding(bank, planned.virtual)
     features = model.encoder(mel, None, record, positions=planned.positions, tail=padding)
-    return model.decoder.remember(features, planned.cross_mask, padding.cross(), places)
+    memory = model.decoder.remember(features, planned.cross_mask, places)
+    return memory.with_shared(padding.cross(), planned.virtual.cross_mask)
 
 
 def _bordered(mel: Tensor, visible: Sequence[int], last: bool) -> Tensor:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from asrmask.errors import OptionError
 
+NEXT_TO_NOTHING = -10_000.0  # as a bias: exp of it is 0 in every precision, and all can hold it
+
 
 def padding(lengths: Sequence[int] | Tensor, n_keys: int, *, last: bool = False) -> Tensor:
     """Each sample sees its own first `length` keys, and none of the padding behind them.
@@ -57,12 +59,47 @@ def counted(counts: Tensor) -> Tensor:
     return bias.masked_fill_(counts == 0, -torch.inf)[:, None, None, :]
 
 
+def aside(mask: Tensor) -> Tensor:
+    """The bias of keys that stand apart from each clip's own, with something visible in every row.
+
+    A softmax over nothing is undefined, so a clip that sees none of them sees them all, by a weight
+    that is 0 beside its own.
+
+    >>> aside(counted(torch.tensor([[0, 1], [0, 0]])))[:, 0, 0].tolist()
+    [[-inf, 0.0], [-10000.0, -10000.0]]
+    """
+    is_blind = (mask == -torch.inf).all(dim=-1, keepdim=True)
+    return mask.masked_fill(is_blind, NEXT_TO_NOTHING)
+
+
+def bias(mask: Tensor) -> Tensor:
+    """The mask as a bias: 0 for what is visible, −inf for what is not."""
+    if mask.is_floating_point():
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def joined_keys(mask: Tensor | None, n_keys: int, other: Tensor) -> Tensor:
+    """One bias for a clip's own n_keys keys and for others behind them.
+
+    mask:  of its own, (B, 1, 1, n_keys); None: it sees them all
+    other: a bias (B, 1, 1, K)
+    """
+    own = other.new_zeros(*other.shape[:3], n_keys) if mask is None else bias(mask)
+    return torch.cat([own, other], dim=-1)
+
+
 def joined(
-    several: Sequence[Tensor | None], shapes: Sequence[tuple[int, int]], n_keys: int
+    several: Sequence[Tensor | None],
+    shapes: Sequence[tuple[int, int]],
+    n_keys: int,
+    *,
+    last: bool = False,
 ) -> Tensor:
     """One bias for clips that had keys of their own, and now have n_keys each.
 
     several: good masks of (B, 1, 1, K), or None; shapes: the (B, K) of each
+    last:    those that they had are the last ones
     returns (all B, 1, 1, n_keys) float32: a clip sees none of the keys that it did not have
 
     >>> joined([None, padding([1], 3)], [(1, 2), (1, 3)], 3)[:, 0, 0].exp().int().tolist()
@@ -72,13 +109,12 @@ def joined(
     out = torch.full((sum(b for b, _ in shapes), 1, 1, n_keys), -torch.inf, device=device)
     first = 0
     for mask, (n_clips, n_own) in zip(several, shapes, strict=True):
-        place = out[first : first + n_clips, :, :, :n_own]
+        begin = n_keys - n_own if last else 0
+        place = out[first : first + n_clips, :, :, begin : begin + n_own]
         if mask is None:
             place.zero_()
-        elif mask.dtype == torch.bool:
-            place.masked_fill_(mask, 0.0)
         else:
-            place.copy_(mask)
+            place.copy_(bias(mask))
         first += n_clips
     return out
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrmask import masks
-from asrmask.attention import KVCache, MultiHeadAttention, Recorder
+from asrmask.attention import KVCache, MultiHeadAttention, Recorder, Shared
 from asrmask.errors import CheckpointError, OptionError
 from asrmask.packed import Packed
 
@@ -183,9 +183,9 @@ class Memory:
     """What the decoder attends to of a batch of clips, computed once however often it decodes.
 
     features:     (B, T, D), the encoder's output
-    keys, values: one tensor a decoder layer, (B, H, K, d), without what is hidden from all clips,
-                  and more than T where padding is virtual
+    keys, values: one tensor a decoder layer, (B, H, K, d), without what is hidden from all clips
     mask:         (B, 1, 1, K) bool, True = may be attended to; None = everything
+    shared:       for each decoder layer, what all clips attend to beside it; none: nothing
     first:        (B,) ints, the position code of each clip's first audio; None: 0
     origin:       the position code of the first key
     is_scratch:   for one use: a clip may be moved to the place of another that is done with
@@ -195,6 +195,7 @@ class Memory:
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     mask: Tensor | None = None
+    shared: tuple[Shared, ...] = ()
     first: Tensor | None = None
     origin: int = 0
     is_scratch: bool = False
@@ -202,6 +203,18 @@ class Memory:
     @property
     def n_clips(self) -> int:
         return self.features.shape[0]
+
+    @property
+    def n_shared(self) -> int:
+        return self.shared[0].mask.shape[-1] if self.shared else 0
+
+    def with_shared(self, keys: Sequence["Place"], mask: Tensor) -> "Memory":
+        """The same, with more that all clips attend to: keys and values (1, H, K, d) a layer.
+
+        mask: (B, 1, 1, K), a bias
+        """
+        mask = masks.aside(mask)
+        return replace(self, shared=tuple(Shared(k, v, mask) for k, v in keys))
 
     def one(self, clip: int) -> "Memory":
         """The memory of one clip, in the same place."""
@@ -211,6 +224,7 @@ class Memory:
             tuple(k[only] for k in self.keys),
             tuple(v[only] for v in self.values),
             None if self.mask is None else self.mask[only],
+            tuple(replace(one, mask=one.mask[only]) for one in self.shared),
             None if self.first is None else self.first[only],
             self.origin,
         )
@@ -232,10 +246,17 @@ class Memory:
             tuple(map(chosen, self.keys)),
             tuple(map(chosen, self.values)),
             None if self.mask is None else chosen(self.mask),
+            self._shared_by(index),
             None if self.first is None else chosen(self.first),
             self.origin,
             self.is_scratch,
         )
+
+    def _shared_by(self, index: Tensor) -> tuple[Shared, ...]:
+        if not self.shared:
+            return ()
+        mask = self.shared[0].mask.index_select(0, index)  # of all layers
+        return tuple(replace(one, mask=mask) for one in self.shared)
 
     def first_of(self, clip: int) -> int:
         """The position code of a clip's first audio."""
@@ -302,29 +323,22 @@ class TextDecoder(nn.Module):
         self,
         features: Tensor,
         mask: Tensor | None = None,
-        more: Sequence[tuple[Tensor, Tensor]] = (),
         places: Sequence[Place] = (),
     ) -> Memory:
         """The memory of audio features (B, T, D).
 
-        mask:   (B, 1, 1, K) bool, hides some of them; a bias where there are more
-        more:   keys and values for each layer to attend to after those of the features
+        mask:   (B, 1, 1, T) bool, hides some of them
         places: where to put them, a layer each, with room for as many or more; what is left of it
                 is set to 0
         """
-        n_own = features.shape[1]
-        n_all = n_own + (more[0][0].shape[2] if more else 0)
-        stretch, mask = masks.seen(masks.checked(mask), n_all)
+        stretch, mask = masks.seen(masks.checked(mask), features.shape[1])
         n_keys = stretch.stop - stretch.start
         keys, values = [], []
         for i, block in enumerate(self.blocks):
             pair = block.cross_attn.keys_values(features)
             place = places[i] if places else tuple(_room_for(x, n_keys) for x in pair)
-            for j, (into, own) in enumerate(zip(place, pair, strict=True)):
-                if more:
-                    into[:, :, :n_own], into[:, :, n_own:n_all] = own, more[i][j]
-                else:
-                    into[:, :, :n_keys] = own[:, :, stretch]
+            for into, own in zip(place, pair, strict=True):
+                into[:, :, :n_keys] = own[:, :, stretch]
                 into[:, :, n_keys:] = 0
             keys.append(place[0][:, :, :n_keys])
             values.append(place[1][:, :, :n_keys])
@@ -360,7 +374,9 @@ class TextDecoder(nn.Module):
             q, keys, values = block.attn.projections(block.attn_ln(x))
             x = block.attn(q, *cache.put(i, keys, values), causal, record).add_(x)
             q = block.cross_attn.queries(block.cross_attn_ln(x))
-            seen = block.cross_attn(q, memory.keys[i], memory.values[i], memory.mask, record)
+            shared = memory.shared[i] if memory.shared else None
+            pair = memory.keys[i], memory.values[i]
+            seen = block.cross_attn(q, *pair, memory.mask, record, shared)
             x = block.feed_forward(seen.add_(x))
             if record is not None:
                 record(block.place, "residual", x)

@@ -81,6 +81,10 @@ class Layout:
     lengths: (B,) positions that each clip computes itself; the encoder computes the longest
     n_all:   positions of a window
 
+    own:        (B, 1, 1, longest) bool, what each clip computes itself
+    mask:       the bias of that and of the groups behind it, in the encoder
+    cross_mask: the bias of the groups in cross-attention
+
     Groups are stretches of `stride` positions, counted from the window's beginning, from the first
     that reaches into any clip's padding. A clip does not see those before its own padding.
     """
@@ -88,18 +92,17 @@ class Layout:
     def __init__(self, lengths: Tensor, n_all: int, design: Design):
         self.n_own, self.low = int(lengths.max()), int(lengths.min())
         self.n_all, self.design = n_all, design
-        self._lengths = lengths[:, None]  # (B, 1)
-        self.mask = self._mask(design.stride)
-        self.cross_mask = self._mask(design.cross_stride)
+        self.own = masks.padding(lengths, self.n_own)
+        counts = torch.cat([self.own[:, 0, 0].long(), self._counts(lengths, design.stride)], dim=1)
+        self.mask = masks.counted(counts)
+        self.cross_mask = masks.counted(self._counts(lengths, design.cross_stride))
 
-    def _mask(self, stride: int) -> Tensor:
-        """The bias of a clip's own positions and of the groups behind them."""
-        device = self._lengths.device
-        own = torch.arange(self.n_own, device=device) < self._lengths
-        starts = torch.arange(self.low // stride * stride, self.n_all, stride, device=device)
+    def _counts(self, lengths: Tensor, stride: int) -> Tensor:
+        """Positions of each clip's padding that each group stands for, (B, groups)."""
+        first = self.low // stride * stride
+        starts = torch.arange(first, self.n_all, stride, device=lengths.device)
         ends = (starts + stride).clamp(max=self.n_all)
-        counts = (ends - torch.maximum(starts, self._lengths)).clamp(min=0)
-        return masks.counted(torch.cat([own.long(), counts], dim=1))
+        return (ends - torch.maximum(starts, lengths[:, None])).clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -112,22 +115,17 @@ class Padding:
     def joined(
         self, layer: int, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        layout = self.layout
-        more = _of_all(self.bank.groups[layer], layout.low // layout.design.stride, len(keys))
-        k, v = (torch.cat(pair, dim=2) for pair in zip((keys, values), more, strict=True))
-        return k, v, layout.mask
+        first = self.layout.low // self.layout.design.stride
+        k, v = (
+            torch.cat([own, groups[None, :, first:].expand(len(own), -1, -1, -1)], dim=2)
+            for own, groups in zip((keys, values), self.bank.groups[layer], strict=True)
+        )
+        return k, v, self.layout.mask
 
     def cross(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of the padding for each decoder layer, (B, H, groups, d)."""
-        layout = self.layout
-        first = layout.low // layout.design.cross_stride
-        return [_of_all(pair, first, len(layout.mask)) for pair in self.bank.cross]
-
-
-def _of_all(pair: tuple[Tensor, Tensor], first: int, n_clips: int) -> tuple[Tensor, Tensor]:
-    """Keys and values (H, groups, d) from a group on, seen as those of each clip of a batch."""
-    k, v = (x[None, :, first:].expand(n_clips, -1, -1, -1) for x in pair)
-    return k, v
+        """Keys and values of the padding for each decoder layer, (1, H, groups, d)."""
+        first = self.layout.low // self.layout.design.cross_stride
+        return [(k[None, :, first:], v[None, :, first:]) for k, v in self.bank.cross]
 
 
 class _Keeper:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asrmask import masks
-from asrmask.attention import KVCache, MultiHeadAttention, attend
+from asrmask.attention import KVCache, MultiHeadAttention, Shared, attend
 
 
 @st.composite
@@ -112,3 +112,30 @@ def test_cache_gives_back_what_was_put_and_moves_rows():
     assert moved.n_rows == 4
     assert torch.equal(moved.keys[1][:, :, :3], torch.cat([first, second], 2)[[2, 2, 0, 1]])
     assert torch.equal(moved.select(torch.tensor([3, 0, 1, 2])).keys[0][0, :, :2], first[1])
+
+
+@pytest.mark.parametrize("n_texts", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_shared_keys_are_as_if_each_clip_had_them(n_texts, dtype):
+    generator = torch.Generator().manual_seed(0)
+
+    def some(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    q, (k, v), (keys, values) = some(3, 2, n_texts, 8), some(2, 3, 2, 5, 8), some(2, 1, 2, 7, 8)
+    own = masks.padding([2, 5, 5], 5)
+    other = masks.aside(masks.counted(torch.tensor([[1] * 7, [0, 4, 4, 4, 4, 4, 2], [0] * 7])))
+    shared = Shared(keys, values, other)
+    for mask in (own, None):
+        mine = attend(q, k, v, mask, shared=shared)
+        spelled = attend(q, k, v, mask, shared=shared, record=lambda *_: None)
+        assert torch.allclose(mine, spelled, atol=2e-2 if dtype == torch.bfloat16 else 1e-6)
+        for i in range(3):  # alone as in a batch
+            alone = attend(
+                *(x[i : i + 1] for x in (q, k, v)),
+                None if mask is None else mask[i : i + 1],
+                shared=Shared(keys, values, other[i : i + 1]),
+            )
+            assert torch.equal(alone[0], mine[i])
+    # the last clip sees none of them
+    assert torch.allclose(mine[2:].float(), attend(q, k, v)[2:].float(), atol=1e-6)

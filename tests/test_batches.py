@@ -124,6 +124,11 @@ def test_a_room_holds_what_was_encoded(model, policy):
             assert torch.equal(mine[i, :, :n], expected[0])
         assert (memory.mask[i, ..., n:] == -torch.inf).all()
         assert (memory.keys[0][i, :, n:] == 0).all()
+        for mine, expected in zip(memory.shared, alone.shared, strict=True):
+            n = expected.mask.shape[-1]
+            assert torch.equal(mine.mask[i, ..., -n:], expected.mask[0])
+            assert torch.equal(mine.keys[:, :, -n:], expected.keys)
+            assert (mine.mask[i, ..., :-n] == -torch.inf).all()
 
 
 def test_clips_move_within_scratch_memory_only(model):
@@ -161,9 +166,9 @@ def test_windows_asked_for_otherwise_wait():
 
 
 def test_a_batch_is_as_large_as_its_room_and_has_one_at_least():
-    # 250 positions, a margin to 288, and a fourth of the other 1212: 591 keys each
+    # 250 positions and a margin, to 288
     waiting = [going(500) for _ in range(5)]
-    assert len(batches._matching(waiting, 8, 1200)) == 2
+    assert len(batches._matching(waiting, 8, 600)) == 2
     assert len(batches._matching(waiting, 8, 100)) == 1
 
 

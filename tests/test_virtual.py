@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from asrmask import virtual
+from asrmask import masks, virtual
 from asrmask.audio import Features, Recording, Spectrogram
 from asrmask.decoding import decode
 from asrmask.encoding import encode, plan, with_bank
@@ -44,8 +44,8 @@ def test_with_the_clips_own_padding_in_the_bank_it_is_full(model, clip):
         mine = with_bank(model, exact, clip.mel[None], planned)
     full = encode(model, [clip])
     assert (mine.features - full.features[:, : clip.n_positions]).abs().max() < 1e-4
-    for keys, expected in zip(mine.keys, full.keys, strict=True):
-        assert (keys - expected).abs().max() < 1e-4
+    for keys, shared, expected in zip(mine.keys, mine.shared, full.keys, strict=True):
+        assert (torch.cat([keys, shared.keys], dim=2) - expected).abs().max() < 1e-4
 
 
 def test_the_features_are_near_those_of_full(model, samples):
@@ -70,7 +70,8 @@ def test_texts_are_those_of_full(model, samples):
 def test_layout_counts_every_position_of_the_padding_once():
     for lengths in ([1], [37], [1499], [3, 700, 1500]):
         layout = Layout(torch.tensor(lengths), 1500, Design())
-        for mask in (layout.mask, layout.cross_mask):
+        crossed = masks.joined_keys(layout.own, layout.n_own, layout.cross_mask)
+        for mask in (layout.mask, crossed, masks.aside(crossed)):
             assert torch.allclose(mask.exp().sum(dim=-1), torch.tensor(1500.0), atol=1e-2)
 
 
@@ -131,4 +132,5 @@ def test_other_precision_and_shape(small):
     assert memory.features.dtype == torch.bfloat16
     # 100 and 45 positions, a margin of 32, and up to a multiple of 32
     assert memory.features.shape == (2, 160, 32)
-    assert memory.keys[0].shape == (2, 2, 160 + (1500 - 96) // 4, 16)
+    assert memory.keys[0].shape == (2, 2, 160, 16)
+    assert memory.shared[0].keys.shape == (1, 2, (1500 - 96) // 4, 16)

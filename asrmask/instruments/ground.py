@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from asrmask import masks
 from asrmask.audio import Recording
 from asrmask.encoding import Plan
 from asrmask.errors import OptionError
@@ -124,6 +125,9 @@ def of_memory(
     """
     offsets = torch.tensor([memory.first_of(i) - memory.origin for i in range(memory.n_clips)])
     n_keys, mask = memory.keys[0].shape[2], memory.mask
+    if memory.shared:
+        mask = masks.joined_keys(mask, n_keys, memory.shared[0].mask)
+        n_keys = mask.shape[-1]
     before = max(-int(offsets.min()), 0)
     behind = max(int((offsets + torch.as_tensor(lengths)).max()) - n_keys, 0)
     if mask is not None and mask.dtype == torch.bool:
