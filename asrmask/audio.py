@@ -189,14 +189,21 @@ def log_mel_spectrogram(
 class Features:
     """Log-Mel frames of one window, which know how many of them are real.
 
-    mel:      (n_mels, frames), real frames first, then padding
+    frames:   (n_mels, frames), real frames first, then padding; zeros behind them need not be kept
     n_frames: how many are real
     fill:     what the padding is
+    size:     of the window, in frames
     """
 
-    mel: Tensor
+    frames: Tensor
     n_frames: int
     fill: str = "zero"
+    size: int = N_FRAMES
+
+    @property
+    def mel(self) -> Tensor:
+        """(n_mels, size), padded."""
+        return pad_or_trim(self.frames, self.size)
 
     @property
     def n_positions(self) -> int:
@@ -248,7 +255,7 @@ class Spectrogram:
         noise_db = noise_level(fill)
         if fill == "zero" or n_frames == size:  # a full window has no padding
             frames = _scaled(self._log_power(start, start + n_frames), self.peak)
-            return Features(pad_or_trim(frames, size), n_frames, fill)
+            return Features(frames, n_frames, fill, size)
         stop = start + n_frames
         end = self.recording.n_samples if stop == self.n_frames else stop * HOP_LENGTH
         first = start * HOP_LENGTH - N_FFT // 2
@@ -259,7 +266,7 @@ class Spectrogram:
             noise = np.random.default_rng(0).standard_normal(wanted - len(heard), np.float32)
             samples[len(heard) :] = noise * np.float32(10 ** (noise_db / 20))
         log_power = _log_power(torch.from_numpy(samples), self.n_mels, center=False)
-        return Features(_scaled(log_power, self.peak), n_frames, fill)
+        return Features(_scaled(log_power, self.peak), n_frames, fill, size)
 
     def _log_power(self, start: int, stop: int) -> Tensor:
         """Frames start..stop, unscaled, put together from whole blocks."""

@@ -178,7 +178,7 @@ def answer_all(model: Whisper, asks: Sequence[Ask], room: Room) -> list[Answer]:
         (ask,) = asks
         # drawn by the window's own dice, so that its text does not depend on what came before it
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(zlib.crc32(ask.window.mel.numpy().tobytes()))
+            torch.manual_seed(zlib.crc32(ask.window.frames.numpy().tobytes()))
             return [answer(model, ask)]
     is_kept = asks[0].keep_memory
     windows = [ask.window for ask in asks]

@@ -88,7 +88,7 @@ class DecodingOptions:
 class DecodingResult:
     """One window's text, and how sure the model was."""
 
-    audio_features: Tensor  # (T, D)
+    audio_features: Tensor  # (T, D); T = 0: they were let go
     language: str
     language_probs: dict[str, float] | None = None
     tokens: list[int] = field(default_factory=list)
@@ -214,7 +214,7 @@ def stops_early(text: str, window: Features) -> bool:
 
     Without timestamps a model often takes the pause behind a heading for the end of all speech.
     """
-    loudness = window.mel[:, : window.n_frames].mean(dim=0)
+    loudness = window.frames[:, : window.n_frames].mean(dim=0)
     loud_s = float((loudness > loudness.quantile(0.95) - LOUD).sum()) / FRAMES_PER_SECOND
     return loud_s >= LEAST_LOUD_S and len(text.encode()) < LEAST_RATE * loud_s
 

@@ -126,7 +126,7 @@ def encode(
 def encode_all(
     model: Whisper, windows: Sequence[Features], policy: Policy, room: Room | None = None
 ) -> Memory:
-    """The memory of many windows, for one use.
+    """The memory of many windows, for one use, without their features.
 
     A CPU encodes them one by one, since each fills it; but short ones of the same length together.
     None of their numbers depend on the others.
@@ -137,22 +137,22 @@ def encode_all(
     visible = [policy.visible(window.n_positions) for window in windows]
     most = max(n_keys(policy, n) for n in visible)
     places = (room or Room(model, len(windows) * most)).places(len(windows), most)
-    features: list[Tensor] = []
     several: list[Memory] = []
-    while (first := len(features)) < len(windows):
+    first = 0
+    while first < len(windows):
         n = visible[first] if policy.kind in {"trim", "virtual"} else N_POSITIONS
         end = first + 1
         while end < len(windows) and visible[end] == n and (end + 1 - first) * n <= MOST_TOGETHER:
             end += 1
         mine = [(k[first:end], v[first:end]) for k, v in places]
         memory = encode(model, windows[first:end], policy, places=mine)
-        features += memory.features
-        several.append(memory)
-    padded = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
+        several.append(memory.without_features())
+        first = end
     keys, values = zip(*places, strict=True)
     shapes = [(one.n_clips, one.keys[0].shape[2]) for one in several]
     mask = masks.joined([one.mask for one in several], shapes, most)
-    joined = Memory(padded, keys, values, mask, is_scratch=True)
+    features = torch.cat([one.features for one in several])
+    joined = Memory(features, keys, values, mask, is_scratch=True)
     widest = max(several, key=lambda one: one.n_shared)  # each shares the last ones of it
     if not widest.shared:
         return joined

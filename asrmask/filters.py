@@ -18,7 +18,7 @@ class SuppressBlank:
     """No text begins with a space alone, or ends before it began."""
 
     def __init__(self, tokenizer: Tokenizer, device: torch.device):
-        self.tokens = torch.tensor([*tokenizer.encode(" "), tokenizer.eot], device=device)
+        self.tokens = torch.tensor([tokenizer.blank, tokenizer.eot], device=device)
 
     def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
         if not sampled[0]:  # all texts are equally long

@@ -61,7 +61,7 @@ def twin(model: Whisper, attention: str = "sdpa") -> Any:
         "is_multilingual": model.is_multilingual,
         "max_length": model.dims.n_text_ctx,
         "max_initial_timestamp_index": 50,
-        "begin_suppress_tokens": [*tokenizer.encode(" "), tokenizer.eot],
+        "begin_suppress_tokens": [tokenizer.blank, tokenizer.eot],
         "suppress_tokens": sorted(
             {
                 *(*tokenizer.non_speech_tokens, tokenizer.transcribe, tokenizer.translate),

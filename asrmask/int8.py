@@ -24,11 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from asrmask.attention import MultiHeadAttention
-from asrmask.model import Block, Whisper
+from asrmask.model import Block, FeedForward, Whisper
 
 MOST = 127  # the largest number of an activation
 TINY = 1e-30  # a row of zeros is divided by it
 N_MIXED = 16  # channels behind GELU that are turned together
+MOST_ROWS = 512  # that are four times as wide at a time: more take memory, and no less time
 
 Norm = tuple[Tensor, Tensor]  # the weight and bias of a layer norm
 
@@ -121,6 +122,17 @@ class Int8Linear(nn.Module):
 def mixed(rows: Tensor, mix: Tensor) -> Tensor:
     """(N, K) → (N, K), every n channels in a row turned by mix (n, n)."""
     return (rows.reshape(-1, len(mix)) @ mix).view_as(rows)
+
+
+class Int8FeedForward(FeedForward):
+    """The same of int8 layers, some rows at a time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        several = rows.tensor_split(-(-len(rows) // MOST_ROWS))
+        return torch.cat([super(Int8FeedForward, self).forward(some) for some in several]).view_as(
+            x
+        )
 
 
 class Int8Attention(MultiHeadAttention):
@@ -217,6 +229,9 @@ def _quantise_block(block: Block, turn: Tensor, source: Norm) -> None:
         norm = bared(block.cross_attn_ln)
         block.cross_attn = Int8Attention(block.cross_attn, turn, norm, source)
     up, down = cast("nn.Linear", block.mlp[0]), cast("nn.Linear", block.mlp[2])
-    block.mlp[0] = Int8Linear(*behind(bared(block.mlp_ln), up.weight, up.bias), turn)
     mix = evenly(math.gcd(down.weight.shape[1], N_MIXED))
-    block.mlp[2] = Int8Linear(turn.T @ down.weight, down.bias @ turn, mix=mix)
+    block.mlp = Int8FeedForward(
+        Int8Linear(*behind(bared(block.mlp_ln), up.weight, up.bias), turn),
+        nn.GELU(),
+        Int8Linear(turn.T @ down.weight, down.bias @ turn, mix=mix),
+    )

@@ -78,14 +78,21 @@ class Block(nn.Module):
         if cross:
             self.cross_attn = MultiHeadAttention(n_state, n_head, f"{place}.cross")
             self.cross_attn_ln = nn.LayerNorm(n_state)
-        self.mlp = nn.Sequential(
+        self.mlp = FeedForward(
             nn.Linear(n_state, 4 * n_state), nn.GELU(), nn.Linear(4 * n_state, n_state)
         )
         self.mlp_ln = nn.LayerNorm(n_state)
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """x and what the feed-forward part adds to it."""
-        return self.mlp[2](gelu(self.mlp[0](self.mlp_ln(x)))).add_(x)
+        return self.mlp(self.mlp_ln(x)).add_(x)
+
+
+class FeedForward(nn.Sequential):
+    """Four times the width and back: a linear layer, GELU and a linear layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self[2](gelu(self[0](x)))
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -182,7 +189,7 @@ class AudioEncoder(nn.Module):
 class Memory:
     """What the decoder attends to of a batch of clips, computed once however often it decodes.
 
-    features:     (B, T, D), the encoder's output
+    features:     (B, T, D), the encoder's output; T = 0: it was let go
     keys, values: one tensor a decoder layer, (B, H, K, d), without what is hidden from all clips
     mask:         (B, 1, 1, K) bool, True = may be attended to; None = everything
     shared:       for each decoder layer, what all clips attend to beside it; none: nothing
@@ -207,6 +214,10 @@ class Memory:
     @property
     def n_shared(self) -> int:
         return self.shared[0].mask.shape[-1] if self.shared else 0
+
+    def without_features(self) -> "Memory":
+        """What decoding needs of it."""
+        return replace(self, features=self.features.new_empty(self.n_clips, 0, 0))
 
     def with_shared(self, keys: Sequence["Place"], mask: Tensor) -> "Memory":
         """The same, with more that all clips attend to: keys and values (1, H, K, d) a layer.

@@ -5,11 +5,13 @@ import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-
-import tiktoken
+from typing import TYPE_CHECKING
 
 from asrmask import assets
 from asrmask.errors import OptionError
+
+if TYPE_CHECKING:
+    import tiktoken
 
 # in the order of their tokens; each has one, "yue" only in models of 51,866 tokens
 LANGUAGES = dict(
@@ -66,12 +68,44 @@ def language_code(language: str) -> str:
     return code
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of a kind of model, in the order of their ids.
+
+    Reading a text's tokens needs no more than this table. Cutting a text into tokens is tiktoken's
+    work, which takes ten times the memory, so it is loaded when there is a text to cut.
+    """
+
+    name: str
+    tokens: tuple[bytes, ...]
+    specials: dict[str, int]  # those behind the tokens of text
+
+    @cached_property
+    def encoding(self) -> "tiktoken.Encoding":
+        import tiktoken
+
+        return tiktoken.Encoding(
+            name=self.name,
+            # GPT-2's rule for cutting text before the merges
+            pat_str=r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+            mergeable_ranks={token: i for i, token in enumerate(self.tokens[: self.n_text])},
+            special_tokens=self.specials,
+        )
+
+    @property
+    def n_text(self) -> int:
+        return len(self.tokens) - len(self.specials)
+
+    def spelled(self, ids: Iterable[int]) -> str:
+        """The text of tokens, special ones too; what is no whole character becomes U+FFFD."""
+        return b"".join(map(self.tokens.__getitem__, ids)).decode(errors="replace")
+
+
 @cache
-def _encoding(name: str, n_languages: int) -> tiktoken.Encoding:
+def vocabulary(name: str, n_languages: int) -> Vocabulary:
+    """The vocabulary in openai-whisper's file of that name, and the special tokens."""
     lines = assets.path(f"{name}.tiktoken").read_bytes().splitlines()
-    ranks = {
-        base64.b64decode(token): int(rank) for token, rank in (ln.split() for ln in lines if ln)
-    }
+    tokens = [base64.b64decode(line.split()[0]) for line in lines if line]  # in order
     specials = [
         "<|endoftext|>",
         "<|startoftranscript|>",
@@ -84,44 +118,38 @@ def _encoding(name: str, n_languages: int) -> tiktoken.Encoding:
         "<|notimestamps|>",
         *(f"<|{0.02 * i:.2f}|>" for i in range(N_TIMESTAMPS)),
     ]
-    return tiktoken.Encoding(
-        name=name,
-        explicit_n_vocab=len(ranks) + len(specials),
-        # GPT-2's rule for cutting text before the merges
-        pat_str=r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        mergeable_ranks=ranks,
-        special_tokens={token: len(ranks) + i for i, token in enumerate(specials)},
-    )
+    ids = {special: len(tokens) + i for i, special in enumerate(specials)}
+    return Vocabulary(name, (*tokens, *(special.encode() for special in specials)), ids)
 
 
 @dataclass(frozen=True)
 class Tokenizer:
     """A vocabulary, and the tokens that open a transcript in its language and task."""
 
-    encoding: tiktoken.Encoding
+    vocabulary: Vocabulary
     n_languages: int
     language: str | None = None  # None: an English-only model, which has no language tokens
     task: str | None = None
 
     def encode(self, text: str) -> list[int]:
         try:
-            return self.encoding.encode(text)
+            return self.vocabulary.encoding.encode(text)
         except ValueError:
-            found = sorted(t for t in self.encoding.special_tokens_set if t in text)
+            found = sorted(t for t in self.vocabulary.specials if t in text)
             raise OptionError(
                 f"text must not spell special tokens, got {', '.join(found)}"
             ) from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text without its timestamps; other special tokens are spelled out."""
-        return self.encoding.decode([i for i in ids if i < self.timestamp_begin])
+        return self.vocabulary.spelled(i for i in ids if i < self.timestamp_begin)
 
     def decode_with_timestamps(self, ids: Sequence[int]) -> str:
-        return self.encoding.decode(list(ids))
+        return self.vocabulary.spelled(ids)
 
     def special(self, name: str) -> int:
         """The id of a special token, by its name without the brackets."""
-        return self.encoding.encode_single_token(f"<|{name}|>")
+        return self.vocabulary.specials[f"<|{name}|>"]
 
     @cached_property
     def eot(self) -> int:
@@ -175,21 +203,27 @@ class Tokenizer:
         return {code: self.special(code) for code in list(LANGUAGES)[: self.n_languages]}
 
     @cached_property
+    def blank(self) -> int:
+        """The token of a single space."""
+        return self.vocabulary.tokens.index(b" ")
+
+    @cached_property
     def non_speech_tokens(self) -> tuple[int, ...]:
         """Tokens of sounds and annotations, like ♪ and [, that nobody speaks."""
         symbols = [
             *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
             *"<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪".split(),  # noqa: SIM905
         ]
+        known = {token: i for i, token in enumerate(self.vocabulary.tokens)}
         # "-" and "'" are fine within a word, not at its beginning
-        found = {self.encode(" -")[0], self.encode(" '")[0]}
+        spellings = [b" -", b" '"]
         for symbol in symbols:
-            for ids in (self.encode(symbol), self.encode(" " + symbol)):
-                if len(ids) == 1:
-                    found.add(ids[0])
-        for note in "♩♪♫♬♭♮♯":  # several bytes each; the first token is theirs alone
-            found.add(self.encode(note)[0])
-            found.add(self.encode(" " + note)[0])
+            spellings += [symbol.encode(), b" " + symbol.encode()]
+        found = {known[one] for one in spellings if one in known}
+        for note in "♩♪♫♬♭♮♯":  # of several tokens; the first is theirs alone
+            for spelled in (note.encode(), b" " + note.encode()):
+                beginnings = (spelled[:n] for n in range(len(spelled), 0, -1))
+                found.add(next(known[one] for one in beginnings if one in known))
         return tuple(sorted(found))
 
     def split_to_word_tokens(self, ids: list[int]) -> tuple[list[str], list[list[int]]]:
@@ -243,8 +277,8 @@ def get_tokenizer(
     if task not in {None, "transcribe", "translate", "lang_id"}:
         raise OptionError(f"task must be transcribe or translate, got {task}")
     if not multilingual:
-        return Tokenizer(_encoding("gpt2", num_languages), num_languages)
+        return Tokenizer(vocabulary("gpt2", num_languages), num_languages)
     if language == "yue" and num_languages < len(LANGUAGES):
         raise OptionError("language yue needs a model of 100 languages (large-v3, turbo), got 99")
-    encoding = _encoding("multilingual", num_languages)
-    return Tokenizer(encoding, num_languages, language or "en", task or "transcribe")
+    known = vocabulary("multilingual", num_languages)
+    return Tokenizer(known, num_languages, language or "en", task or "transcribe")

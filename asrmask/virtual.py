@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
 from asrmask import masks
+from asrmask.allocation import give_back
 from asrmask.audio import N_FRAMES, SAMPLE_RATE, Recording, Spectrogram, load_audio
 from asrmask.errors import AudioError
 from asrmask.files import replacing
@@ -228,4 +229,5 @@ def bank_of(model: Whisper) -> Bank:
     known = _banks.get(model)
     if known is None or known[0] != state:
         known = _banks[model] = (state, Bank(model, stored(model)))
+        give_back()
     return known[1]

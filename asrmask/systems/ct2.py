@@ -28,23 +28,23 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     multilingual = dims.n_vocab >= 51_865
     n_languages = dims.n_vocab - 51_765 - int(multilingual)
     tokenizer = get_tokenizer(multilingual, num_languages=n_languages)
-    special = sorted(tokenizer.encoding._special_tokens.items(), key=lambda pair: pair[1])
+    special = list(tokenizer.vocabulary.specials)
     words = [printable(word) for word in plain(tokenizer)]
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "alignment_heads": [list(pair) for pair in checkpoint.alignment_heads or []],
         "lang_ids": list(tokenizer.language_tokens.values()),
         "suppress_ids": list(tokenizer.non_speech_tokens),
-        "suppress_ids_begin": [*tokenizer.encode(" "), tokenizer.eot],
+        "suppress_ids_begin": [tokenizer.blank, tokenizer.eot],
     }
     for name, content in (
         ("config.json", config),
         ("preprocessor_config.json", {"feature_size": dims.n_mels}),
-        ("vocabulary.json", words + [name for name, _ in special]),
+        ("vocabulary.json", words + special),
     ):
         with replacing(folder / name) as file:
             json.dump(content, file, ensure_ascii=False)
-    write_tokenizer(folder / "tokenizer.json", tokenizer, [name for name, _ in special])
+    write_tokenizer(folder / "tokenizer.json", tokenizer, special)
     with replacing(folder / "model.bin", binary=True) as file:
         write_model(file, checkpoint)
 
@@ -129,7 +129,7 @@ def variables(checkpoint: Checkpoint) -> Iterator[tuple[str, np.ndarray]]:
 
 def plain(tokenizer: Tokenizer) -> list[bytes]:
     """The bytes of every word of the vocabulary, in order, without the special tokens."""
-    return [tokenizer.encoding.decode_single_token_bytes(i) for i in range(tokenizer.eot)]
+    return list(tokenizer.vocabulary.tokens[: tokenizer.eot])
 
 
 def printable(word: bytes) -> str:
