@@ -4,7 +4,7 @@ Shapes, here and in every docstring: B batch, H heads, Q and K query and key pos
 positions (50 a second), D width, d = D / H.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from asrmask import masks
+from asrmask.errors import OptionError
 
 # Called with a place ("decoder.2.cross"), a quantity ("scores", "weights", "values", "outputs", or
 # "residual" at the place of a layer) and the tensor itself. All places and their shapes are listed
@@ -32,6 +33,33 @@ class Shared:
     mask: Tensor
 
 
+@dataclass(frozen=True)
+class Run:
+    """Clips that stand in a row in a batch, and have equally many keys: the first n_keys."""
+
+    first: int
+    end: int
+    n_keys: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    @staticmethod
+    def of(clips: Sequence[tuple[int, int]]) -> "tuple[Run, ...]":
+        """The runs of clips that are given by their row and number of keys.
+
+        >>> Run.of([(0, 64), (1, 64), (3, 64)])
+        (Run(first=0, end=2, n_keys=64), Run(first=3, end=4, n_keys=64))
+        """
+        runs: list[Run] = []
+        for row, n_keys in clips:
+            if runs and runs[-1].end == row and runs[-1].n_keys == n_keys:
+                runs[-1] = replace(runs[-1], end=row + 1)
+            else:
+                runs.append(Run(row, row + 1, n_keys))
+        return tuple(runs)
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -39,6 +67,7 @@ def attend(
     mask: Tensor | None = None,
     *,
     shared: Shared | None = None,
+    runs: Sequence[Run] = (),
     record: Recorder | None = None,
     place: str = "",
 ) -> Tensor:
@@ -49,14 +78,17 @@ def attend(
     mask:   bool, True = may attend, broadcastable to (B, H, Q, K); a float bias is added to the
             scores instead; None = everything is visible
     shared: more keys and values, as if they stood behind each clip's own
+    runs:   on a CPU, which rows of k and v the queries are for, in order; none: all of them
     returns (B, H, Q, d)
 
     With `record` the softmax is spelled out, and scores, weights (B, H, Q, K), values (B, H, K, d)
     and outputs (B, H, Q, d) are handed over; both ways agree to 1e-6.
     """
+    if record is None and q.device.type == "cpu" and (shared is not None or runs):
+        return _in_parts(q, k, v, mask, shared, runs)
+    if runs:
+        raise OptionError("runs of clips are for a CPU and without a record: take one clip")
     if shared is not None:
-        if record is None and q.device.type == "cpu":
-            return _with_shared(q, k, v, mask, shared)
         mask = masks.joined_keys(mask, k.shape[2], shared.mask)
         k, v = (
             torch.cat([own, other.expand(len(own), -1, -1, -1)], dim=2)
@@ -80,15 +112,31 @@ def attend(
     return outputs
 
 
-def _with_shared(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shared: Shared) -> Tensor:
-    """The same on a CPU: two attentions, weighed by their sums of exp(scores).
+def _in_parts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    shared: Shared | None,
+    runs: Sequence[Run],
+) -> Tensor:
+    """The same on a CPU, such that nothing depends on the other clips of a batch.
 
-    So shared keys are not copied for each clip, and are read from the cache.
+    Clips with other numbers of keys are computed apart: a sum over more of them, though hidden, is
+    made in another order. Shared keys are not copied for each clip, but attended to by themselves;
+    the two results are weighed by their sums of exp(scores).
     """
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    if mask is not None:
-        mask = masks.bias(mask).to(q.dtype)
-    own, own_sum = flash(q, k, v, attn_mask=mask)
+    if runs:
+        parts = [
+            flash(some, *(x[run.first : run.end, :, : run.n_keys] for x in (k, v)))
+            for some, run in zip(q.split([len(run) for run in runs]), runs, strict=True)
+        ]
+        own, own_sum = (torch.cat(several) for several in zip(*parts, strict=True))
+    else:
+        own, own_sum = flash(q, k, v, attn_mask=None if mask is None else masks.bias(mask, q.dtype))
+    if shared is None:
+        return own
     keys, values = (x.expand(len(q), -1, -1, -1) for x in (shared.keys, shared.values))
     other, other_sum = flash(q, keys, values, attn_mask=shared.mask.to(q.dtype))
     # for each number, not each row: so that no row's weight depends on where it stands in a batch
@@ -128,24 +176,39 @@ class MultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         record: Recorder | None = None,
         shared: Shared | None = None,
+        runs: Sequence[Run] = (),
     ) -> Tensor:
-        """q: (B, H, Q, d); keys, values: (B, H, K, d); returns (B, Q, D).
+        """q: (B, H, Q, d); keys, values: (B, H, K, d); returns (B, Q, D). The others: see attend.
 
         q may have more rows than keys and values: G in a row for each of theirs, as the beams of
         one clip are. They become queries of one attention, so that the keys are read once.
         """
         n_rows, _, n_queries, _ = q.shape
-        n_clips = keys.shape[0]
+        n_clips = sum(map(len, runs)) or len(keys)
         if n_rows == n_clips:
-            out = attend(q, keys, values, mask, shared=shared, record=record, place=self.place)
+            out = self._attend(q, keys, values, mask, record, shared, runs)
         else:
             folded = (n_clips, n_rows // n_clips, self.n_head, n_queries, -1)
             q = q.view(folded).transpose(1, 2).flatten(2, 3)  # (B, H, G·Q, d)
             if mask is not None and mask.shape[2] != 1:
                 mask = mask.repeat(1, 1, n_rows // n_clips, 1)
-            out = attend(q, keys, values, mask, shared=shared, record=record, place=self.place)
+            out = self._attend(q, keys, values, mask, record, shared, runs)
             out = out.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)
         return self.merged(out)
+
+    def _attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        record: Recorder | None,
+        shared: Shared | None,
+        runs: Sequence[Run],
+    ) -> Tensor:
+        return attend(
+            q, keys, values, mask, shared=shared, runs=runs, record=record, place=self.place
+        )
 
     def merged(self, out: Tensor) -> Tensor:
         """What the heads found, projected: (B, H, Q, d) → (B, Q, D)"""

@@ -6,7 +6,7 @@ batch, so that little is computed in vain; each gets the text that it would get 
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -183,6 +183,5 @@ def answer_all(model: Whisper, asks: Sequence[Ask], room: Room) -> list[Answer]:
     is_kept = asks[0].keep_memory
     windows = [ask.window for ask in asks]
     memory = encode_all(model, windows, asks[0].policy, None if is_kept else room)
-    memory = replace(memory, is_scratch=not is_kept)
     results = decode_memory(model, memory, asks[0].options)
     return [(memory.one(i) if is_kept else None, result) for i, result in enumerate(results)]

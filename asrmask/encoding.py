@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from asrmask import masks, virtual
-from asrmask.attention import Recorder
+from asrmask.attention import Recorder, Run
 from asrmask.audio import FRAMES_PER_POSITION, N_FRAMES, Features
 from asrmask.errors import OptionError
 from asrmask.model import Memory, Place, Room, Whisper
@@ -138,28 +138,29 @@ def encode_all(
     most = max(n_keys(policy, n) for n in visible)
     places = (room or Room(model, len(windows) * most)).places(len(windows), most)
     several: list[Memory] = []
-    first = 0
-    while first < len(windows):
+    clips: list[tuple[int, int]] = []  # row and number of keys
+    while (first := len(clips)) < len(windows):
         n = visible[first] if policy.kind in {"trim", "virtual"} else N_POSITIONS
         end = first + 1
         while end < len(windows) and visible[end] == n and (end + 1 - first) * n <= MOST_TOGETHER:
             end += 1
         mine = [(k[first:end], v[first:end]) for k, v in places]
         memory = encode(model, windows[first:end], policy, places=mine)
+        assert memory.mask is None  # they are equally long, and without what is hidden from all
         several.append(memory.without_features())
-        first = end
+        clips += [(row, memory.keys[0].shape[2]) for row in range(first, end)]
     keys, values = zip(*places, strict=True)
-    shapes = [(one.n_clips, one.keys[0].shape[2]) for one in several]
-    mask = masks.joined([one.mask for one in several], shapes, most)
     features = torch.cat([one.features for one in several])
-    joined = Memory(features, keys, values, mask, is_scratch=True)
-    widest = max(several, key=lambda one: one.n_shared)  # each shares the last ones of it
-    if not widest.shared:
+    joined = Memory(features, keys, values, runs=Run.of(clips))
+    shared = next((one.shared for one in several if one.shared), ())
+    if not shared:
         return joined
-    biases = [one.shared[0].mask if one.shared else None for one in several]
-    shapes = [(one.n_clips, one.n_shared) for one in several]
-    mask = masks.joined(biases, shapes, widest.n_shared, last=True)
-    return joined.with_shared([(one.keys, one.values) for one in widest.shared], mask)
+    unseen = torch.full_like(shared[0].mask[:1], -torch.inf)
+    seen = [
+        one.shared[0].mask if one.shared else unseen.expand(one.n_clips, -1, -1, -1)
+        for one in several
+    ]
+    return joined.with_shared([(one.keys, one.values) for one in shared], torch.cat(seen))
 
 
 def with_bank(

@@ -186,7 +186,11 @@ class Int8Vocabulary(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, D) → (…, n_vocab)"""
-        return self.linear(nn.functional.linear(x, self.weight, self.bias))
+        rows = x.flatten(0, -2)[:, None]
+        # a product for each row: in one for all, sums would depend on how many there are
+        weights = self.weight.t().expand(len(rows), -1, -1)
+        scaled = torch.baddbmm(self.bias.expand_as(rows), rows, weights)
+        return self.linear(scaled.view_as(x))
 
 
 def behind(norm: Norm, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:

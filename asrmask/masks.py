@@ -72,11 +72,12 @@ def aside(mask: Tensor) -> Tensor:
     return mask.masked_fill(is_blind, NEXT_TO_NOTHING)
 
 
-def bias(mask: Tensor) -> Tensor:
+def bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as a bias: 0 for what is visible, −inf for what is not."""
     if mask.is_floating_point():
-        return mask
-    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+        return mask.to(dtype)
+    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return zeros.masked_fill_(~mask, -torch.inf)
 
 
 def joined_keys(mask: Tensor | None, n_keys: int, other: Tensor) -> Tensor:
@@ -85,38 +86,9 @@ def joined_keys(mask: Tensor | None, n_keys: int, other: Tensor) -> Tensor:
     mask:  of its own, (B, 1, 1, n_keys); None: it sees them all
     other: a bias (B, 1, 1, K)
     """
-    own = other.new_zeros(*other.shape[:3], n_keys) if mask is None else bias(mask)
-    return torch.cat([own, other], dim=-1)
-
-
-def joined(
-    several: Sequence[Tensor | None],
-    shapes: Sequence[tuple[int, int]],
-    n_keys: int,
-    *,
-    last: bool = False,
-) -> Tensor:
-    """One bias for clips that had keys of their own, and now have n_keys each.
-
-    several: good masks of (B, 1, 1, K), or None; shapes: the (B, K) of each
-    last:    those that they had are the last ones
-    returns (all B, 1, 1, n_keys) float32: a clip sees none of the keys that it did not have
-
-    >>> joined([None, padding([1], 3)], [(1, 2), (1, 3)], 3)[:, 0, 0].exp().int().tolist()
-    [[1, 1, 0], [1, 0, 0]]
-    """
-    device = next((mask.device for mask in several if mask is not None), None)
-    out = torch.full((sum(b for b, _ in shapes), 1, 1, n_keys), -torch.inf, device=device)
-    first = 0
-    for mask, (n_clips, n_own) in zip(several, shapes, strict=True):
-        begin = n_keys - n_own if last else 0
-        place = out[first : first + n_clips, :, :, begin : begin + n_own]
-        if mask is None:
-            place.zero_()
-        else:
-            place.copy_(bias(mask))
-        first += n_clips
-    return out
+    if mask is None:
+        mask = torch.ones(*other.shape[:3], n_keys, dtype=torch.bool, device=other.device)
+    return torch.cat([bias(mask, other.dtype), other], dim=-1)
 
 
 def causal(n_queries: int, n_keys: int, device: torch.device | None = None) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrmask import masks
-from asrmask.attention import KVCache, MultiHeadAttention, Recorder, Shared
+from asrmask.attention import KVCache, MultiHeadAttention, Recorder, Run, Shared
 from asrmask.errors import CheckpointError, OptionError
 from asrmask.packed import Packed
 
@@ -195,7 +195,7 @@ class Memory:
     shared:       for each decoder layer, what all clips attend to beside it; none: nothing
     first:        (B,) ints, the position code of each clip's first audio; None: 0
     origin:       the position code of the first key
-    is_scratch:   for one use: a clip may be moved to the place of another that is done with
+    runs:         which rows of keys and values are its clips', and how many keys; none: all are
     """
 
     features: Tensor
@@ -205,15 +205,11 @@ class Memory:
     shared: tuple[Shared, ...] = ()
     first: Tensor | None = None
     origin: int = 0
-    is_scratch: bool = False
+    runs: tuple[Run, ...] = ()
 
     @property
     def n_clips(self) -> int:
         return self.features.shape[0]
-
-    @property
-    def n_shared(self) -> int:
-        return self.shared[0].mask.shape[-1] if self.shared else 0
 
     def without_features(self) -> "Memory":
         """What decoding needs of it."""
@@ -230,10 +226,12 @@ class Memory:
     def one(self, clip: int) -> "Memory":
         """The memory of one clip, in the same place."""
         only = slice(clip, clip + 1)
+        row, n_keys = self._rows[clip]
+        place = slice(row, row + 1), slice(None), slice(n_keys)
         return Memory(
             self.features[only],
-            tuple(k[only] for k in self.keys),
-            tuple(v[only] for v in self.values),
+            tuple(k[place] for k in self.keys),
+            tuple(v[place] for v in self.values),
             None if self.mask is None else self.mask[only],
             tuple(replace(one, mask=one.mask[only]) for one in self.shared),
             None if self.first is None else self.first[only],
@@ -245,29 +243,31 @@ class Memory:
         index = torch.tensor(clips, device=self.features.device)
 
         def chosen(x: Tensor) -> Tensor:
-            if not self.is_scratch:
-                return x.index_select(0, index)
-            for i, clip in enumerate(clips):
-                if i != clip:
-                    x[i] = x[clip]
-            return x[: len(clips)]
+            return x.index_select(0, index)
 
+        keys, values = self.keys, self.values
+        if not self.runs:  # the others stay in their place
+            keys, values = tuple(map(chosen, keys)), tuple(map(chosen, values))
+        shared = self.shared
+        if shared:
+            mask = chosen(shared[0].mask)  # of all layers
+            shared = tuple(replace(one, mask=mask) for one in shared)
         return Memory(
             chosen(self.features),
-            tuple(map(chosen, self.keys)),
-            tuple(map(chosen, self.values)),
+            keys,
+            values,
             None if self.mask is None else chosen(self.mask),
-            self._shared_by(index),
+            shared,
             None if self.first is None else chosen(self.first),
             self.origin,
-            self.is_scratch,
+            Run.of([self._rows[clip] for clip in clips]) if self.runs else (),
         )
 
-    def _shared_by(self, index: Tensor) -> tuple[Shared, ...]:
-        if not self.shared:
-            return ()
-        mask = self.shared[0].mask.index_select(0, index)  # of all layers
-        return tuple(replace(one, mask=mask) for one in self.shared)
+    @property
+    def _rows(self) -> list[tuple[int, int]]:
+        """The row of each clip in keys and values, and how many of the keys are its own."""
+        runs = self.runs or (Run(0, self.n_clips, self.keys[0].shape[2]),)
+        return [(row, run.n_keys) for run in runs for row in range(run.first, run.end)]
 
     def first_of(self, clip: int) -> int:
         """The position code of a clip's first audio."""
@@ -339,8 +339,7 @@ class TextDecoder(nn.Module):
         """The memory of audio features (B, T, D).
 
         mask:   (B, 1, 1, T) bool, hides some of them
-        places: where to put them, a layer each, with room for as many or more; what is left of it
-                is set to 0
+        places: where to put them, a layer each, with room for as many or more
         """
         stretch, mask = masks.seen(masks.checked(mask), features.shape[1])
         n_keys = stretch.stop - stretch.start
@@ -350,7 +349,6 @@ class TextDecoder(nn.Module):
             place = places[i] if places else tuple(_room_for(x, n_keys) for x in pair)
             for into, own in zip(place, pair, strict=True):
                 into[:, :, :n_keys] = own[:, :, stretch]
-                into[:, :, n_keys:] = 0
             keys.append(place[0][:, :, :n_keys])
             values.append(place[1][:, :, :n_keys])
         return Memory(features, tuple(keys), tuple(values), mask, origin=stretch.start)
@@ -387,7 +385,7 @@ class TextDecoder(nn.Module):
             q = block.cross_attn.queries(block.cross_attn_ln(x))
             shared = memory.shared[i] if memory.shared else None
             pair = memory.keys[i], memory.values[i]
-            seen = block.cross_attn(q, *pair, memory.mask, record, shared)
+            seen = block.cross_attn(q, *pair, memory.mask, record, shared, memory.runs)
             x = block.feed_forward(seen.add_(x))
             if record is not None:
                 record(block.place, "residual", x)

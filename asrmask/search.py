@@ -160,17 +160,6 @@ class Found:
     first_logits: Tensor  # (n_vocab,) unfiltered, at the position asked for
 
 
-def staying(done: Sequence[bool]) -> list[int]:
-    """Those that are not done, in an order that moves few: the last ones fill the gaps.
-
-    >>> staying([False, True, False, False, True])
-    [0, 3, 2]
-    """
-    left = [i for i, is_done in enumerate(done) if not is_done]
-    last = [i for i in left if i >= len(left)]
-    return [last.pop() if is_done else i for i, is_done in enumerate(done[: len(left)])]
-
-
 @torch.inference_mode()
 def search(
     model: Whisper,
@@ -204,7 +193,7 @@ def search(
         sources = strategy.choose(going, logits)
         if all(clip.done for clip in going) or step == n_most - 1:
             break
-        keep = staying([clip.done for clip in going])
+        keep = [i for i, clip in enumerate(going) if not clip.done]
         n_before = len(texts) // len(going)  # each clip has as many texts as the others
         rows = [i * n_before + source for i in keep for source in sources[i]]
         if rows != list(range(len(texts))):

@@ -86,22 +86,22 @@ class Layout:
     mask:       the bias of that and of the groups behind it, in the encoder
     cross_mask: the bias of the groups in cross-attention
 
-    Groups are stretches of `stride` positions, counted from the window's beginning, from the first
-    that reaches into any clip's padding. A clip does not see those before its own padding.
+    Groups are stretches of `stride` positions, counted from the window's beginning; in the encoder
+    from the first that reaches into any clip's padding. A clip does not see those before its own
+    padding.
     """
 
     def __init__(self, lengths: Tensor, n_all: int, design: Design):
         self.n_own, self.low = int(lengths.max()), int(lengths.min())
         self.n_all, self.design = n_all, design
         self.own = masks.padding(lengths, self.n_own)
-        counts = torch.cat([self.own[:, 0, 0].long(), self._counts(lengths, design.stride)], dim=1)
-        self.mask = masks.counted(counts)
+        counts = self._counts(lengths, design.stride)[:, self.low // design.stride :]
+        self.mask = masks.counted(torch.cat([self.own[:, 0, 0].long(), counts], dim=1))
         self.cross_mask = masks.counted(self._counts(lengths, design.cross_stride))
 
     def _counts(self, lengths: Tensor, stride: int) -> Tensor:
         """Positions of each clip's padding that each group stands for, (B, groups)."""
-        first = self.low // stride * stride
-        starts = torch.arange(first, self.n_all, stride, device=lengths.device)
+        starts = torch.arange(0, self.n_all, stride, device=lengths.device)
         ends = (starts + stride).clamp(max=self.n_all)
         return (ends - torch.maximum(starts, lengths[:, None])).clamp(min=0)
 
@@ -125,8 +125,7 @@ class Padding:
 
     def cross(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of the padding for each decoder layer, (1, H, groups, d)."""
-        first = self.layout.low // self.layout.design.cross_stride
-        return [(k[None, :, first:], v[None, :, first:]) for k, v in self.bank.cross]
+        return [(k[None], v[None]) for k, v in self.bank.cross]
 
 
 class _Keeper:

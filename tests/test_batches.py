@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from asrmask import batches, cli, load_audio, transcribe_all
+from asrmask.attention import Run
 from asrmask.audio import Features
 from asrmask.checkpoints import load_model
 from asrmask.decoding import DecodingOptions, stops_early
@@ -16,7 +17,6 @@ from asrmask.errors import OptionError
 from asrmask.model import Room
 from asrmask.pauses import cut
 from asrmask.policy import Policy
-from asrmask.search import staying
 from asrmask.walk import Ask
 
 FAST = {
@@ -120,31 +120,22 @@ def test_a_room_holds_what_was_encoded(model, policy):
         alone = encode(model, [window], policy)
         n = alone.keys[0].shape[2]
         assert n <= n_keys(policy, policy.visible(window.n_positions))
-        for mine, expected in zip(memory.keys, alone.keys, strict=True):
-            assert torch.equal(mine[i, :, :n], expected[0])
-        assert (memory.mask[i, ..., n:] == -torch.inf).all()
-        assert (memory.keys[0][i, :, n:] == 0).all()
-        for mine, expected in zip(memory.shared, alone.shared, strict=True):
-            n = expected.mask.shape[-1]
-            assert torch.equal(mine.mask[i, ..., -n:], expected.mask[0])
-            assert torch.equal(mine.keys[:, :, -n:], expected.keys)
-            assert (mine.mask[i, ..., :-n] == -torch.inf).all()
+        one = memory.one(i)
+        assert one.mask is None
+        for mine, expected in zip(one.keys + one.values, alone.keys + alone.values, strict=True):
+            assert torch.equal(mine, expected)
+        for shared, expected in zip(one.shared, alone.shared, strict=True):
+            assert torch.equal(shared.mask, expected.mask)
+            assert torch.equal(shared.keys, expected.keys)
 
 
-def test_clips_move_within_scratch_memory_only(model):
+def test_clips_that_are_done_leave_the_others_in_their_place(model):
     window = Features(torch.zeros(80, 3000), 100)
-    memory = encode_all(model, [window] * 3, Policy("trim"))
-    memory.keys[0][2] += 1
-    last = memory.keys[0][2].clone()
-    moved = memory.select([2, 1])
-    assert torch.equal(moved.keys[0][0], last)
-    assert moved.keys[0].data_ptr() == memory.keys[0].data_ptr()
-
-
-def test_the_last_ones_fill_the_gaps():
-    assert staying([True, False, False]) == [2, 1]
-    assert staying([False, False]) == [0, 1]
-    assert staying([True, True, False, True]) == [2]
+    memory = encode_all(model, [window] * 4, Policy("trim"))
+    left = memory.select([0, 2, 3]).select([1, 2])
+    assert left.n_clips == 2
+    assert left.runs == (Run(2, 4, 50),)
+    assert left.keys[0].data_ptr() == memory.keys[0].data_ptr()
 
 
 def going(n_frames, **options):

@@ -5,11 +5,13 @@ import torch
 import torch.nn.functional as F
 
 from asrmask import int8
+from asrmask.audio import Features
 from asrmask.checkpoints import load_model
-from asrmask.encoding import encode
+from asrmask.encoding import encode, encode_all
 from asrmask.errors import OptionError
 from asrmask.int8 import Int8Attention, Int8Linear
 from asrmask.model import ModelDimensions, Whisper
+from asrmask.policy import Policy
 
 DIMS = ModelDimensions(80, 1500, 32, 2, 2, 51864, 448, 32, 2, 2)
 
@@ -117,3 +119,25 @@ def test_compute_types_are_checked():
 def test_int8_is_for_a_cpu():
     with pytest.raises(OptionError, match="int8 is for a CPU, got meta"):
         load_model("tiny.en", device="meta", compute_type="int8")
+
+
+@torch.inference_mode()
+def test_what_a_clip_gives_does_not_depend_on_the_others_of_its_batch(quantised):
+    generator = torch.Generator().manual_seed(0)
+    windows = [Features(torch.randn(80, n, generator=generator), n) for n in (40, 333, 700, 2990)]
+    decoder, policy = quantised.decoder, Policy("virtual")
+    tokens = torch.randint(0, 50_000, (5, len(windows), 1), generator=generator)
+
+    def steps(windows, tokens):
+        memory = encode_all(quantised, windows, policy)
+        cache = decoder.cache(len(windows), len(tokens))
+        found = []
+        for some in tokens:
+            x, cache = decoder(some, memory, cache)
+            found += [x[:, 0], decoder.logits(x[:, 0])]
+        return found
+
+    together = steps(windows, tokens)
+    for i, window in enumerate(windows):
+        for several, alone in zip(together, steps([window], tokens[:, i : i + 1]), strict=True):
+            assert torch.equal(several[i], alone[0])
