@@ -4,7 +4,7 @@ Shapes, here and in every docstring: B batch, H heads, Q and K query and key pos
 positions (50 a second), D width, d = D / H.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,29 +35,43 @@ class Shared:
 
 @dataclass(frozen=True)
 class Run:
-    """Clips that stand in a row in a batch, and have equally many keys: the first n_keys."""
+    """Clips with equally many keys, whose keys and values lie behind each other in a common space.
 
-    first: int
-    end: int
-    n_keys: int
+    A space is (N, H, d), with room for N keys; a clip has a stretch of it, head after head.
+    """
 
-    def __len__(self) -> int:
-        return self.end - self.first
+    first: int  # where the first clip's stretch begins
+    n_clips: int
+    n_keys: int  # of each
 
-    @staticmethod
-    def of(clips: Sequence[tuple[int, int]]) -> "tuple[Run, ...]":
-        """The runs of clips that are given by their row and number of keys.
+    @property
+    def end(self) -> int:
+        return self.first + self.n_clips * self.n_keys
 
-        >>> Run.of([(0, 64), (1, 64), (3, 64)])
-        (Run(first=0, end=2, n_keys=64), Run(first=3, end=4, n_keys=64))
-        """
-        runs: list[Run] = []
-        for row, n_keys in clips:
-            if runs and runs[-1].end == row and runs[-1].n_keys == n_keys:
-                runs[-1] = replace(runs[-1], end=row + 1)
-            else:
-                runs.append(Run(row, row + 1, n_keys))
-        return tuple(runs)
+    def of(self, space: Tensor) -> Tensor:
+        """Its clips in a space, (clips, H, n_keys, d)."""
+        return space[self.first : self.end].view(
+            self.n_clips, space.shape[1], self.n_keys, space.shape[2]
+        )
+
+    def clips(self) -> "list[Run]":
+        """Each clip by itself."""
+        return [Run(first, 1, self.n_keys) for first in range(self.first, self.end, self.n_keys)]
+
+
+def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """The same clips in as few runs as may be.
+
+    >>> joined([Run(0, 1, 64), Run(64, 1, 64), Run(192, 1, 64)])
+    (Run(first=0, n_clips=2, n_keys=64), Run(first=192, n_clips=1, n_keys=64))
+    """
+    found: list[Run] = []
+    for run in runs:
+        if found and found[-1].end == run.first and found[-1].n_keys == run.n_keys:
+            found[-1] = Run(found[-1].first, found[-1].n_clips + run.n_clips, run.n_keys)
+        else:
+            found.append(run)
+    return tuple(found)
 
 
 def attend(
@@ -78,7 +92,7 @@ def attend(
     mask:   bool, True = may attend, broadcastable to (B, H, Q, K); a float bias is added to the
             scores instead; None = everything is visible
     shared: more keys and values, as if they stood behind each clip's own
-    runs:   on a CPU, which rows of k and v the queries are for, in order; none: all of them
+    runs:   on a CPU, k and v may be spaces in which these are the clips, in order
     returns (B, H, Q, d)
 
     With `record` the softmax is spelled out, and scores, weights (B, H, Q, K), values (B, H, K, d)
@@ -128,11 +142,9 @@ def _in_parts(
     """
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     if runs:
-        parts = [
-            flash(some, *(x[run.first : run.end, :, : run.n_keys] for x in (k, v)))
-            for some, run in zip(q.split([len(run) for run in runs]), runs, strict=True)
-        ]
-        own, own_sum = (torch.cat(several) for several in zip(*parts, strict=True))
+        several = zip(q.split([run.n_clips for run in runs]), runs, strict=True)
+        parts = [flash(some, run.of(k), run.of(v)) for some, run in several]
+        own, own_sum = (torch.cat(found) for found in zip(*parts, strict=True))
     else:
         own, own_sum = flash(q, k, v, attn_mask=None if mask is None else masks.bias(mask, q.dtype))
     if shared is None:
@@ -184,7 +196,7 @@ class MultiHeadAttention(nn.Module):
         one clip are. They become queries of one attention, so that the keys are read once.
         """
         n_rows, _, n_queries, _ = q.shape
-        n_clips = sum(map(len, runs)) or len(keys)
+        n_clips = sum(run.n_clips for run in runs) if runs else len(keys)
         if n_rows == n_clips:
             out = self._attend(q, keys, values, mask, record, shared, runs)
         else:
@@ -272,9 +284,9 @@ class KVCache:
 
         def moved(buffer: Tensor) -> Tensor:
             filled = buffer[:, :, : self.length].index_select(0, rows)
-            if len(rows) != buffer.shape[0]:
+            if len(rows) > len(buffer):
                 buffer = buffer.new_empty(len(rows), *buffer.shape[1:])
-            buffer[:, :, : self.length] = filled
-            return buffer
+            buffer[: len(rows), :, : self.length] = filled
+            return buffer[: len(rows)]
 
         return KVCache(tuple(map(moved, self.keys)), tuple(map(moved, self.values)), self.length)

@@ -16,7 +16,7 @@ import wave
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,6 +37,7 @@ CHUNK_LENGTH = 30  # seconds in a window, the model's whole view
 N_SAMPLES = CHUNK_LENGTH * SAMPLE_RATE  # 480,000 samples in a window
 N_FRAMES = N_SAMPLES // HOP_LENGTH  # 3,000 frames in a window
 FRAMES_PER_POSITION = 2  # the encoder's second convolution halves the rate: 50 positions a second
+MOST_BLOCKS = 8  # half minutes of a spectrogram that are kept
 
 SPOOL_BYTES = 32 * 2**20  # longer recordings (about 17 minutes) wait on disk, not in memory
 
@@ -222,7 +223,7 @@ class Spectrogram:
         self.recording = recording
         self.n_mels = n_mels
         self.n_frames = recording.n_samples // HOP_LENGTH
-        self._block = lru_cache(maxsize=8)(self._compute_block)
+        self._blocks: dict[int, Tensor] = {}  # the latest looked at last
 
     @cached_property
     def _survey(self) -> tuple[float, Tensor]:
@@ -277,6 +278,15 @@ class Spectrogram:
         joined = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
         offset = first * N_FRAMES
         return joined[:, start - offset : stop - offset]
+
+    def _block(self, index: int) -> Tensor:
+        block = self._blocks.pop(index, None)
+        if block is None:
+            block = self._compute_block(index)
+            if len(self._blocks) == MOST_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+        self._blocks[index] = block
+        return block
 
     def _compute_block(self, index: int) -> Tensor:
         start = index * N_FRAMES * HOP_LENGTH - N_FFT // 2

@@ -22,7 +22,7 @@ from asrmask.transcription import Segment, Transcription
 from asrmask.walk import Answer, Ask, Walk
 
 AHEAD = 2  # batches whose windows wait, to be matched by length
-MOST_BYTES = 100 * 2**20  # of what is remembered of a batch; but two windows always fit
+MOST_BYTES = 36 * 2**20  # of what is remembered of a batch; but two windows always fit
 
 
 def transcribe_all(
@@ -134,7 +134,7 @@ def _ask(going: _Going) -> Ask:
 def _matching(waiting: Sequence[_Going], batch_size: int, most_keys: int) -> list[_Going]:
     """The walk that waits longest, and those that can be answered with it, nearest in length.
 
-    most_keys: of all of them together, as many as the longest has each
+    most_keys: of all of them together
     """
     if not waiting:
         return []
@@ -144,7 +144,7 @@ def _matching(waiting: Sequence[_Going], batch_size: int, most_keys: int) -> lis
     alike = [going for going in waiting if _is_alike(_ask(going), first)]
     alike.sort(key=lambda going: abs(_length(going) - _length(waiting[0])))
     chosen = alike[:batch_size]
-    while len(chosen) > 1 and len(chosen) * max(map(_n_keys, chosen)) > most_keys:
+    while len(chosen) > 1 and sum(map(_n_keys, chosen)) > most_keys:
         chosen.pop()
     return sorted(chosen, key=_length)
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from asrmask import masks, virtual
+from asrmask import attention, masks, virtual
 from asrmask.attention import Recorder, Run
-from asrmask.audio import FRAMES_PER_POSITION, N_FRAMES, Features
+from asrmask.audio import FRAMES_PER_POSITION, N_FRAMES, Features, pad_or_trim
 from asrmask.errors import OptionError
 from asrmask.model import Memory, Place, Room, Whisper
 from asrmask.policy import N_POSITIONS, Policy
@@ -95,7 +95,7 @@ def encode(
             raise OptionError(
                 f"padding {policy} needs Features, which know how many frames are real, got frames"
             )
-        mel, visible = windows, [N_POSITIONS] * len(windows)
+        mel, visible, size = windows, [N_POSITIONS] * len(windows), windows.shape[-1]
     else:
         for window in windows:
             if window.n_frames < N_FRAMES and window.fill != policy.fill:
@@ -103,10 +103,13 @@ def encode(
                     f"windows must be filled as the policy says, got {window.fill} with {policy}, "
                     f"which is {policy.fill}"
                 )
-        mel = torch.stack([window.mel for window in windows])
         visible = [policy.visible(window.n_positions) for window in windows]
-    if mel.shape[-1] != N_FRAMES:
-        raise OptionError(f"a window must be {N_FRAMES} frames, got {mel.shape[-1]}")
+        size = looked_at = windows[0].size
+        if policy.kind in {"trim", "virtual"} and policy.positions == "first":
+            looked_at = min(size, FRAMES_PER_POSITION * max(visible) + BORDER)
+        mel = torch.stack([pad_or_trim(window.frames, looked_at) for window in windows])
+    if size != N_FRAMES:
+        raise OptionError(f"a window must be {N_FRAMES} frames, got {size}")
     mel = mel.to(model.device, model.dtype)
     planned = plan(policy, visible, device=model.device)
     if planned.virtual is not None:
@@ -135,23 +138,25 @@ def encode_all(
     if model.device.type != "cpu" or policy.positions == "last":  # there each begins elsewhere
         return encode(model, windows, policy)
     visible = [policy.visible(window.n_positions) for window in windows]
-    most = max(n_keys(policy, n) for n in visible)
-    places = (room or Room(model, len(windows) * most)).places(len(windows), most)
+    room = room or Room(model, sum(n_keys(policy, n) for n in visible))
     several: list[Memory] = []
-    clips: list[tuple[int, int]] = []  # row and number of keys
-    while (first := len(clips)) < len(windows):
+    runs: list[Run] = []
+    first = n_taken = 0
+    while first < len(windows):
         n = visible[first] if policy.kind in {"trim", "virtual"} else N_POSITIONS
         end = first + 1
         while end < len(windows) and visible[end] == n and (end + 1 - first) * n <= MOST_TOGETHER:
             end += 1
-        mine = [(k[first:end], v[first:end]) for k, v in places]
-        memory = encode(model, windows[first:end], policy, places=mine)
+        run = Run(n_taken, end - first, n_keys(policy, visible[first]))
+        places = [(run.of(k), run.of(v)) for k, v in room.layers]
+        memory = encode(model, windows[first:end], policy, places=places)
         assert memory.mask is None  # they are equally long, and without what is hidden from all
         several.append(memory.without_features())
-        clips += [(row, memory.keys[0].shape[2]) for row in range(first, end)]
-    keys, values = zip(*places, strict=True)
+        runs.append(run)
+        first, n_taken = end, run.end
+    keys, values = zip(*room.layers, strict=True)
     features = torch.cat([one.features for one in several])
-    joined = Memory(features, keys, values, runs=Run.of(clips))
+    joined = Memory(features, keys, values, runs=attention.joined(runs))
     shared = next((one.shared for one in several if one.shared), ())
     if not shared:
         return joined

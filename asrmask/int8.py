@@ -29,7 +29,7 @@ from asrmask.model import Block, FeedForward, Whisper
 MOST = 127  # the largest number of an activation
 TINY = 1e-30  # a row of zeros is divided by it
 N_MIXED = 16  # channels behind GELU that are turned together
-MOST_ROWS = 512  # that are four times as wide at a time: more take memory, and no less time
+MOST_ROWS = 384  # that are multiplied at a time: more take memory, and no less time
 
 Norm = tuple[Tensor, Tensor]  # the weight and bias of a layer norm
 
@@ -109,14 +109,22 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor, part: slice = slice(None)) -> Tensor:
         """(…, K) → (…, N); part: of the N outputs, those to compute."""
+        weight, scale, bias = self.weight[part].t(), self.scale[part], self.bias[part]
         rows = x.flatten(0, -2)
-        if self.mix is not None:
-            rows = mixed(rows, self.mix)
-        reach = rows.abs().amax(dim=-1, keepdim=True).clamp_(min=TINY)
-        numbers = (rows * (MOST / reach)).round_().to(torch.int8)
-        out = torch._int_mm(numbers, self.weight[part].t()) * reach.mul_(1 / MOST)
-        torch.addcmul(self.bias[part], out, self.scale[part], out=out)
+        out = rows.new_empty(len(rows), len(bias))
+        for some, into in zip(split(rows), split(out), strict=True):
+            if self.mix is not None:
+                some = mixed(some, self.mix)
+            reach = some.abs().amax(dim=-1, keepdim=True).clamp_(min=TINY)
+            numbers = (some * (MOST / reach)).round_().to(torch.int8)
+            torch.mul(torch._int_mm(numbers, weight), reach.mul_(1 / MOST), out=into)
+            torch.addcmul(bias, into, scale, out=into)
         return out.unflatten(0, x.shape[:-1])
+
+
+def split(rows: Tensor) -> tuple[Tensor, ...]:
+    """(N, K) → as few parts as may be, alike in size."""
+    return rows.tensor_split(-(-len(rows) // MOST_ROWS))
 
 
 def mixed(rows: Tensor, mix: Tensor) -> Tensor:
@@ -129,10 +137,10 @@ class Int8FeedForward(FeedForward):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
-        several = rows.tensor_split(-(-len(rows) // MOST_ROWS))
-        return torch.cat([super(Int8FeedForward, self).forward(some) for some in several]).view_as(
-            x
-        )
+        out = torch.empty_like(rows)
+        for some, into in zip(split(rows), split(out), strict=True):
+            into.copy_(super().forward(some))
+        return out.view_as(x)
 
 
 class Int8Attention(MultiHeadAttention):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrmask import masks
-from asrmask.attention import KVCache, MultiHeadAttention, Recorder, Run, Shared
+from asrmask.attention import KVCache, MultiHeadAttention, Recorder, Run, Shared, joined
 from asrmask.errors import CheckpointError, OptionError
 from asrmask.packed import Packed
 
@@ -195,7 +195,7 @@ class Memory:
     shared:       for each decoder layer, what all clips attend to beside it; none: nothing
     first:        (B,) ints, the position code of each clip's first audio; None: 0
     origin:       the position code of the first key
-    runs:         which rows of keys and values are its clips', and how many keys; none: all are
+    runs:         its clips, where keys and values are spaces that several lie in
     """
 
     features: Tensor
@@ -226,12 +226,11 @@ class Memory:
     def one(self, clip: int) -> "Memory":
         """The memory of one clip, in the same place."""
         only = slice(clip, clip + 1)
-        row, n_keys = self._rows[clip]
-        place = slice(row, row + 1), slice(None), slice(n_keys)
+        take = self._clips[clip].of if self.runs else lambda x: x[only]
         return Memory(
             self.features[only],
-            tuple(k[place] for k in self.keys),
-            tuple(v[place] for v in self.values),
+            tuple(map(take, self.keys)),
+            tuple(map(take, self.values)),
             None if self.mask is None else self.mask[only],
             tuple(replace(one, mask=one.mask[only]) for one in self.shared),
             None if self.first is None else self.first[only],
@@ -246,7 +245,7 @@ class Memory:
             return x.index_select(0, index)
 
         keys, values = self.keys, self.values
-        if not self.runs:  # the others stay in their place
+        if not self.runs:  # in those, they stay where they are
             keys, values = tuple(map(chosen, keys)), tuple(map(chosen, values))
         shared = self.shared
         if shared:
@@ -260,14 +259,13 @@ class Memory:
             shared,
             None if self.first is None else chosen(self.first),
             self.origin,
-            Run.of([self._rows[clip] for clip in clips]) if self.runs else (),
+            joined(self._clips[clip] for clip in clips) if self.runs else (),
         )
 
     @property
-    def _rows(self) -> list[tuple[int, int]]:
-        """The row of each clip in keys and values, and how many of the keys are its own."""
-        runs = self.runs or (Run(0, self.n_clips, self.keys[0].shape[2]),)
-        return [(row, run.n_keys) for run in runs for row in range(run.first, run.end)]
+    def _clips(self) -> list[Run]:
+        """Each clip by itself, where they are in runs."""
+        return [clip for run in self.runs for clip in run.clips()]
 
     def first_of(self, clip: int) -> int:
         """The position code of a clip's first audio."""
@@ -282,25 +280,17 @@ class Room:
 
     def __init__(self, model: "Whisper", n_keys: int):
         """n_keys: of all clips together, at the most"""
-        self._dims = model.dims
-        like = model.decoder.ln.weight
-        size = n_keys * model.dims.n_text_state
-        self._layers = [
-            (like.new_empty(size), like.new_empty(size)) for _ in range(model.dims.n_text_layer)
-        ]
+        dims = model.dims
+        shape = (n_keys, dims.n_text_head, dims.n_text_state // dims.n_text_head)
+        # in one piece, which the C library gives back whole
+        space = model.decoder.ln.weight.new_empty(dims.n_text_layer, 2, *shape)
+        self.layers: list[Place] = [(k, v) for k, v in space]
 
     @staticmethod
     def bytes_of_key(model: "Whisper") -> int:
         """What one position takes, with its values, in all layers."""
         size = model.decoder.ln.weight.element_size()
         return 2 * model.dims.n_text_layer * model.dims.n_text_state * size
-
-    def places(self, n_clips: int, n_keys: int) -> list[Place]:
-        """One for each layer, for clips with n_keys each."""
-        n_head = self._dims.n_text_head
-        shape = (n_clips, n_head, n_keys, self._dims.n_text_state // n_head)
-        size = math.prod(shape)
-        return [(k[:size].view(shape), v[:size].view(shape)) for k, v in self._layers]
 
 
 def _room_for(x: Tensor, n_keys: int) -> Tensor:
@@ -339,7 +329,7 @@ class TextDecoder(nn.Module):
         """The memory of audio features (B, T, D).
 
         mask:   (B, 1, 1, T) bool, hides some of them
-        places: where to put them, a layer each, with room for as many or more
+        places: where to put them, a layer each
         """
         stretch, mask = masks.seen(masks.checked(mask), features.shape[1])
         n_keys = stretch.stop - stretch.start
@@ -348,9 +338,9 @@ class TextDecoder(nn.Module):
             pair = block.cross_attn.keys_values(features)
             place = places[i] if places else tuple(_room_for(x, n_keys) for x in pair)
             for into, own in zip(place, pair, strict=True):
-                into[:, :, :n_keys] = own[:, :, stretch]
-            keys.append(place[0][:, :, :n_keys])
-            values.append(place[1][:, :, :n_keys])
+                into.copy_(own[:, :, stretch])
+            keys.append(place[0])
+            values.append(place[1])
         return Memory(features, tuple(keys), tuple(values), mask, origin=stretch.start)
 
     def cache(self, n_rows: int, capacity: int | None = None) -> KVCache:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,6 @@ class Stream:
         self.walks = (Walk(self._subject, way, is_first=i == 0) for i, way in enumerate(ways))
         self.segments: list[Segment] = []
         self.seek = 0
-        self._running = self._run()
 
     def __iter__(self) -> Iterator[Segment]:
         return self._running
@@ -107,6 +107,11 @@ class Stream:
         window = self.spectrogram.window(start, n_frames, fill=policy.fill)
         tokenizer = get_tokenizer(True, num_languages=self.model.num_languages)
         return language_of(self.model, encode(self.model, [window], policy), tokenizer)[0][0]
+
+    @cached_property
+    def _running(self) -> Iterator[Segment]:
+        """Made when it is asked for: one that is never run to its end keeps this in memory."""
+        return self._run()
 
     def _run(self) -> Iterator[Segment]:
         for walk in self.walks:
