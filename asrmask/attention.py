@@ -195,32 +195,19 @@ class MultiHeadAttention(nn.Module):
         q may have more rows than keys and values: G in a row for each of theirs, as the beams of
         one clip are. They become queries of one attention, so that the keys are read once.
         """
-        n_rows, _, n_queries, _ = q.shape
+        n_queries = q.shape[2]
         n_clips = sum(run.n_clips for run in runs) if runs else len(keys)
-        if n_rows == n_clips:
-            out = self._attend(q, keys, values, mask, record, shared, runs)
-        else:
-            folded = (n_clips, n_rows // n_clips, self.n_head, n_queries, -1)
-            q = q.view(folded).transpose(1, 2).flatten(2, 3)  # (B, H, G·Q, d)
+        n_texts = len(q) // n_clips
+        if n_texts > 1:
+            q = q.unflatten(0, (n_clips, n_texts)).transpose(1, 2).flatten(2, 3)  # (B, H, G·Q, d)
             if mask is not None and mask.shape[2] != 1:
-                mask = mask.repeat(1, 1, n_rows // n_clips, 1)
-            out = self._attend(q, keys, values, mask, record, shared, runs)
-            out = out.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)
-        return self.merged(out)
-
-    def _attend(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        record: Recorder | None,
-        shared: Shared | None,
-        runs: Sequence[Run],
-    ) -> Tensor:
-        return attend(
+                mask = mask.repeat(1, 1, n_texts, 1)
+        out = attend(
             q, keys, values, mask, shared=shared, runs=runs, record=record, place=self.place
         )
+        if n_texts > 1:
+            out = out.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)
+        return self.merged(out)
 
     def merged(self, out: Tensor) -> Tensor:
         """What the heads found, projected: (B, H, Q, d) → (B, Q, D)"""

@@ -55,9 +55,8 @@ def orthonormal(n: int) -> Tensor:
 def evenly(n: int) -> Tensor:
     """The rotation (n, n) that gives every channel as much of every other: n is a power of two.
 
-    >>> evenly(2) * 2**0.5
-    tensor([[ 1.,  1.],
-            [ 1., -1.]])
+    >>> (evenly(4) * 2).tolist()[1]
+    [1.0, -1.0, 1.0, -1.0]
     """
     two, found = torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.ones(1, 1)
     while len(found) < n:

@@ -32,13 +32,6 @@ margins = [0, 1.28]
 """
 
 
-def test_examples_in_the_docstrings():
-    import doctest
-
-    assert doctest.testmod(spec).failed == 0
-    assert doctest.testmod(statistics).failed == 0
-
-
 def test_the_factorial_and_the_controls_are_always_there():
     cells = Spec().cells()
     policies = {str(cell.policy) for cell in cells if cell.control == "none"}

@@ -1,6 +1,5 @@
 """Data sets: the forms that are read, and what is found wrong with them."""
 
-import doctest
 import json
 import shutil
 
@@ -9,10 +8,6 @@ import pytest
 from asrmask import corpus
 from asrmask.corpus import Clip
 from asrmask.errors import AudioError, OptionError
-
-
-def test_examples_in_the_docstrings():
-    assert doctest.testmod(corpus).failed == 0
 
 
 def test_a_manifest_of_tabs(tmp_path):

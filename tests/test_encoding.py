@@ -1,12 +1,11 @@
 """Policies at work: what is equal to what, with the real model and real speech."""
 
-import doctest
 from dataclasses import replace
 
 import pytest
 import torch
 
-from asrmask import decoding, load_model, masks
+from asrmask import load_model, masks
 from asrmask.audio import Features, Recording, Spectrogram, load_audio
 from asrmask.corpus import from_manifest
 from asrmask.decoding import DecodingOptions, decode, detect_language, runaway
@@ -24,10 +23,6 @@ PLACES = [
     "mask:encoder,positions=last",
 ]
 GREEDY = DecodingOptions(without_timestamps=True, language="en")
-
-
-def test_examples_in_the_docstrings():
-    assert doctest.testmod(decoding).failed == 0
 
 
 def window(path, policy="full"):

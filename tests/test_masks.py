@@ -1,7 +1,5 @@
 """Masks: literal small matrices, what they refuse, and what −inf means."""
 
-import doctest
-
 import pytest
 import torch
 from hypothesis import given
@@ -9,10 +7,6 @@ from hypothesis import strategies as st
 
 from asrmask import masks
 from asrmask.errors import OptionError
-
-
-def test_examples_in_the_docstrings():
-    assert doctest.testmod(masks).failed == 0
 
 
 def test_causal_of_four_is_the_textbook_matrix():
