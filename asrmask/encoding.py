@@ -95,7 +95,7 @@ def encode(
             raise OptionError(
                 f"padding {policy} needs Features, which know how many frames are real, got frames"
             )
-        mel, visible, size = windows, [N_POSITIONS] * len(windows), windows.shape[-1]
+        mel, visible, sizes = windows, [N_POSITIONS] * len(windows), {windows.shape[-1]}
     else:
         for window in windows:
             if window.n_frames < N_FRAMES and window.fill != policy.fill:
@@ -104,12 +104,12 @@ def encode(
                     f"which is {policy.fill}"
                 )
         visible = [policy.visible(window.n_positions) for window in windows]
-        size = looked_at = windows[0].size
+        sizes, looked_at = {window.size for window in windows}, N_FRAMES
         if policy.kind in {"trim", "virtual"} and policy.positions == "first":
-            looked_at = min(size, FRAMES_PER_POSITION * max(visible) + BORDER)
+            looked_at = min(N_FRAMES, FRAMES_PER_POSITION * max(visible) + BORDER)
         mel = torch.stack([pad_or_trim(window.frames, looked_at) for window in windows])
-    if size != N_FRAMES:
-        raise OptionError(f"a window must be {N_FRAMES} frames, got {size}")
+    if sizes != {N_FRAMES}:
+        raise OptionError(f"a window must be {N_FRAMES} frames, got {min(sizes - {N_FRAMES})}")
     mel = mel.to(model.device, model.dtype)
     planned = plan(policy, visible, device=model.device)
     if planned.virtual is not None:
