@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from asrmask import masks
 from asrmask.errors import OptionError
+
+BLOCK = 4  # queries: with a multiple of it, no row's sums depend on how many there are
 
 # Called with a place ("decoder.2.cross"), a quantity ("scores", "weights", "values", "outputs", or
 # "residual" at the place of a layer) and the tensor itself. All places and their shapes are listed
@@ -149,11 +151,21 @@ def _in_parts(
         own, own_sum = flash(q, k, v, attn_mask=None if mask is None else masks.bias(mask, q.dtype))
     if shared is None:
         return own
-    keys, values = (x.expand(len(q), -1, -1, -1) for x in (shared.keys, shared.values))
-    other, other_sum = flash(q, keys, values, attn_mask=shared.mask.to(q.dtype))
+    # the queries of all clips as those of one, so that the keys are read once
+    queries, bias = _one_clip(q), _one_clip(shared.mask.expand(-1, -1, q.shape[2], -1))
+    found = flash(queries, shared.keys, shared.values, attn_mask=bias.to(q.dtype))
+    other, other_sum = (
+        x[0, :, : len(q) * q.shape[2]].unflatten(1, (len(q), -1)).transpose(0, 1) for x in found
+    )
     # for each number, not each row: so that no row's weight depends on where it stands in a batch
     weight = (other_sum - own_sum)[..., None].expand_as(own).sigmoid()
     return own.lerp(other, weight.to(own.dtype))
+
+
+def _one_clip(x: Tensor) -> Tensor:
+    """(B, H, Q, n) → (1, H, B·Q, n), with zeros up to a whole number of blocks."""
+    rows = x.transpose(0, 1).flatten(1, 2)[None]
+    return pad(rows, (0, 0, 0, -rows.shape[2] % BLOCK))
 
 
 class MultiHeadAttention(nn.Module):

@@ -256,6 +256,8 @@ class Spectrogram:
         noise_db = noise_level(fill)
         if fill == "zero" or n_frames == size:  # a full window has no padding
             frames = _scaled(self._log_power(start, start + n_frames), self.peak)
+            if start + n_frames == self.n_frames:  # others rarely follow, and many may be waiting
+                self._blocks.clear()
             return Features(frames, n_frames, fill, size)
         stop = start + n_frames
         end = self.recording.n_samples if stop == self.n_frames else stop * HOP_LENGTH

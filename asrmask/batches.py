@@ -22,7 +22,7 @@ from asrmask.transcription import Segment, Transcription
 from asrmask.walk import Answer, Ask, Walk
 
 AHEAD = 2  # batches whose windows wait, to be matched by length
-MOST_BYTES = 48 * 2**20  # of what is remembered of a batch; but two windows always fit
+MOST_BYTES = 40 * 2**20  # of what is remembered of a batch; but two windows always fit
 
 
 def transcribe_all(

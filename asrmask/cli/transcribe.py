@@ -267,8 +267,6 @@ def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper
     from asrmask.checkpoints import load_model
     from asrmask.jobs import say
 
-    keep_freed_memory()
-
     if args.threads is not None and args.threads < 0:
         raise OptionError(f"--threads must be 0 or more, got {args.threads}")
     if args.threads:
@@ -276,12 +274,14 @@ def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper
     compute_type = getattr(args, "compute_type", None)
     if getattr(args, "fast", False) and _is_gpu(args.device):
         compute_type = None  # half precision there, see --fp16
+    keep_freed_memory(False)
     model = load_model(
         args.model,
         device=args.device,
         download_root=args.model_dir,
         compute_type=compute_type,
     )
+    keep_freed_memory()
     if not model.is_multilingual and options.language not in {None, "en"}:
         say(f"{args.model} knows English only, --language {args.language} is left out")
         options = replace(options, language="en")

@@ -18,7 +18,7 @@ def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str 
     from asrmask.checkpoints import load_model
     from asrmask.policy import Policy
 
-    keep_freed_memory()  # as the command does
+    keep_freed_memory(False)  # as the command does
     torch.set_num_threads(threads)
     preset = one_of(options, "preset", ["none", "fast"])
     settings: dict[str, Any] = dict(FAST) if preset == "fast" else {}
@@ -31,6 +31,7 @@ def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str 
         settings["compute_type"] = options["compute_type"]
     n_batch = whole_number(options, "batch", settings.pop("batch_size", 1))
     model = load_model(weights, "cpu", model_dir, compute_type=settings.pop("compute_type", None))
+    keep_freed_memory()
     return Ours(model, settings, n_batch)
 
 
