@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from asrmask import corpus
     from asrmask.experiments import report, spec
     from asrmask.experiments.run import run as work
-    from asrmask.experiments.run import sound_of
+    from asrmask.experiments.sounds import sound_of
     from asrmask.jobs import progress, say
     from asrmask.virtual import speech
 

@@ -22,7 +22,7 @@ from asrmask.instruments.measure import Measurement, Text, measured, read
 from asrmask.instruments.online import Moments, Tally
 from asrmask.instruments.quantities import KINDS, expected
 from asrmask.instruments.recording import both
-from asrmask.instruments.tables import Table, markdown
+from asrmask.instruments.tables import HEADS, Table, markdown
 from asrmask.model import Whisper
 from asrmask.policy import N_POSITIONS, POSITIONS_PER_SECOND, Policy
 from asrmask.tokenizer import get_tokenizer
@@ -30,16 +30,6 @@ from asrmask.tokenizer import get_tokenizer
 HIDING = ("full,fill=silence", "mask:encoder", "mask:cross", "mask:both")
 N_MOST = 6  # heads in a table
 REGIONS = ("padding's first second", "window's last second", "rest of the padding", "the audio")
-HEADS = {
-    "attention": str,
-    "layer": int,
-    "head": int,
-    "quantity": str,
-    "clips": int,
-    "mean": float,
-    "low": float,
-    "high": float,
-}
 
 
 def regions(ground: Ground) -> Tensor:

@@ -60,17 +60,6 @@ INSPECTED = {  # where the spec says `inspect`
     "end logit from padding": lambda s: _rounded(s.end_from("end_padding"), 3),
     "end logit from audio": lambda s: _rounded(s.end_from("end_audio"), 3),
 }
-HEADS = {
-    "cell": str,
-    "attention": str,
-    "layer": int,
-    "head": int,
-    "quantity": str,
-    "clips": int,
-    "mean": float,
-    "low": float,
-    "high": float,
-}
 DIFFERENCE = "to full, 95 % interval, p (Holm)"
 SHOWN = (
     *("policy", "WER %", DIFFERENCE, "sub", "del", "ins", "decoding", "trailing", "clips"),
@@ -143,7 +132,7 @@ def table_csv(runs: Sequence[Results]) -> str:
 
 def heads_table(runs: Sequence[Results]) -> tables.Table:
     """Every quantity of every head in every cell: means over clips with their intervals."""
-    table = tables.Table(dict(HEADS))
+    table = tables.Table({"cell": str, **tables.HEADS})
     for results in runs:
         for summary in results.summaries.values():
             for (place, quantity), moments in summary.heads.moments.items():

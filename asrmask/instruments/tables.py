@@ -12,6 +12,18 @@ from asrmask.files import replacing
 
 Row = Mapping[str, Any]
 
+# columns of what is known of each head: a quantity's mean over clips and its interval
+HEADS: dict[str, type] = {
+    "attention": str,
+    "layer": int,
+    "head": int,
+    "quantity": str,
+    "clips": int,
+    "mean": float,
+    "low": float,
+    "high": float,
+}
+
 
 @dataclass
 class Table:
