@@ -1,29 +1,55 @@
-"""What becomes of memory that a tensor has let go."""
+"""What becomes of memory that is not needed any more."""
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+MADV_DONTNEED = 4  # of Linux's mman.h
 
 
-def keep_freed_memory(keep: bool = True) -> None:
-    """Keep it in this process for the next tensor, where the C library can be told so (glibc).
+@contextmanager
+def loading() -> Iterator[None]:
+    """Within it a model is loaded, for a command that then works with it until it ends.
 
-    Otherwise every large result is fresh memory, which the kernel has to clear page by page: a
-    fifth of the time of short clips. But while a model is loaded, what is kept would lie around its
-    weights for good. It holds for the whole process, so a command asks for it, and the library does
-    not.
+    While it is loaded, freed memory goes back to the kernel at once: what is kept would lie around
+    its weights for good. Afterwards it is kept for the next tensor, where the C library can be told
+    so (glibc): otherwise every large result is fresh memory, which the kernel has to clear page by
+    page, a fifth of the time of short clips. That holds for the whole process, so a command asks
+    for it, and the library does not.
     """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    _keep_freed_memory(False)
+    give_back()
+    yield
+    give_back()
+    _keep_freed_memory(True)
+
+
+def _keep_freed_memory(keep: bool) -> None:
+    mallopt = _of_libc("mallopt")
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 32 << 20 if keep else 128 << 10)
         mallopt(M_TRIM_THRESHOLD, 1 << 30 if keep else 128 << 10)
 
 
 def give_back() -> None:
-    """Give the kernel what is free now, once: after weights were converted."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    """Give the kernel what is free now, once: after weights were converted.
+
+    And the code of libraries, which comes back from its cache where it is run again: most of
+    PyTorch's is run when it is imported, and then never.
+    """
+    trim, madvise = _of_libc("malloc_trim"), _of_libc("madvise")
     if trim is not None:
         trim(0)
+    if madvise is not None:
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            span, rights, *_, name = line.split(maxsplit=5)
+            if rights == "r-xp" and ".so" in name:  # never written to, so nothing is lost
+                first, end = (int(address, 16) for address in span.split("-"))
+                madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), MADV_DONTNEED)
+
+
+def _of_libc(name: str) -> "ctypes._FuncPointer | None":
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

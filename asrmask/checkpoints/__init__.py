@@ -38,7 +38,6 @@ def load_model(
     import torch
 
     from asrmask import int8
-    from asrmask.allocation import give_back
     from asrmask.checkpoints.checkpoint import build
 
     compute_type = compute_type or "float32"
@@ -61,7 +60,6 @@ def load_model(
         return build(checkpoint, path, device, getattr(torch, compute_type))
     model = build(checkpoint, path, device, None)
     int8.quantise(model)
-    give_back()
     return model
 
 

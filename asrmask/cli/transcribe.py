@@ -263,7 +263,7 @@ def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper
     """The model that the flags ask for, and the options as far as it knows their language."""
     import torch
 
-    from asrmask.allocation import keep_freed_memory
+    from asrmask.allocation import loading
     from asrmask.checkpoints import load_model
     from asrmask.jobs import say
 
@@ -274,14 +274,13 @@ def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper
     compute_type = getattr(args, "compute_type", None)
     if getattr(args, "fast", False) and _is_gpu(args.device):
         compute_type = None  # half precision there, see --fp16
-    keep_freed_memory(False)
-    model = load_model(
-        args.model,
-        device=args.device,
-        download_root=args.model_dir,
-        compute_type=compute_type,
-    )
-    keep_freed_memory()
+    with loading():
+        model = load_model(
+            args.model,
+            device=args.device,
+            download_root=args.model_dir,
+            compute_type=compute_type,
+        )
     if not model.is_multilingual and options.language not in {None, "en"}:
         say(f"{args.model} knows English only, --language {args.language} is left out")
         options = replace(options, language="en")

@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str | None) -> System:
     import torch
 
-    from asrmask.allocation import keep_freed_memory
+    from asrmask.allocation import loading
     from asrmask.checkpoints import load_model
     from asrmask.policy import Policy
 
-    keep_freed_memory(False)  # as the command does
     torch.set_num_threads(threads)
     preset = one_of(options, "preset", ["none", "fast"])
     settings: dict[str, Any] = dict(FAST) if preset == "fast" else {}
@@ -30,8 +29,9 @@ def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str 
     if "compute_type" in options:
         settings["compute_type"] = options["compute_type"]
     n_batch = whole_number(options, "batch", settings.pop("batch_size", 1))
-    model = load_model(weights, "cpu", model_dir, compute_type=settings.pop("compute_type", None))
-    keep_freed_memory()
+    compute_type = settings.pop("compute_type", None)
+    with loading():  # as the command does
+        model = load_model(weights, "cpu", model_dir, compute_type=compute_type)
     return Ours(model, settings, n_batch)
 
 
