@@ -128,6 +128,10 @@ def attend(
     return outputs
 
 
+# What queries found in some of the keys, (B, H, Q, d), and log Σ exp(scores) there, (B, H, Q)
+Part = tuple[Tensor, Tensor]
+
+
 def _in_parts(
     q: Tensor,
     k: Tensor,
@@ -138,28 +142,48 @@ def _in_parts(
 ) -> Tensor:
     """The same on a CPU, such that nothing depends on the other clips of a batch.
 
+    Shared keys are not copied for each clip, but attended to by themselves.
+    """
+    own = in_own(q, k, v, mask, runs)
+    return own[0] if shared is None else together(own, in_shared(q, shared))
+
+
+def in_own(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, runs: Sequence[Run] = ()
+) -> Part:
+    """What queries find in the keys of their own clip: as attend, on a CPU.
+
     Clips with other numbers of keys are computed apart: a sum over more of them, though hidden, is
-    made in another order. Shared keys are not copied for each clip, but attended to by themselves;
-    the two results are weighed by their sums of exp(scores).
+    made in another order.
     """
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    if runs:
-        several = zip(q.split([run.n_clips for run in runs]), runs, strict=True)
-        parts = [flash(some, run.of(k), run.of(v)) for some, run in several]
-        own, own_sum = (torch.cat(found) for found in zip(*parts, strict=True))
-    else:
-        own, own_sum = flash(q, k, v, attn_mask=None if mask is None else masks.bias(mask, q.dtype))
-    if shared is None:
-        return own
-    # the queries of all clips as those of one, so that the keys are read once
+    if not runs:
+        return flash(q, k, v, attn_mask=None if mask is None else masks.bias(mask, q.dtype))
+    several = zip(q.split([run.n_clips for run in runs]), runs, strict=True)
+    parts = [flash(some, run.of(k), run.of(v)) for some, run in several]
+    if len(parts) == 1:
+        return parts[0]
+    found, sums = (torch.cat(several) for several in zip(*parts, strict=True))
+    return found, sums
+
+
+def in_shared(q: Tensor, shared: Shared) -> Part:
+    """What queries find in the keys that all clips share, which are read once."""
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    # the queries of all clips as those of one
     queries, bias = _one_clip(q), _one_clip(shared.mask.expand(-1, -1, q.shape[2], -1))
-    found = flash(queries, shared.keys, shared.values, attn_mask=bias.to(q.dtype))
-    other, other_sum = (
-        x[0, :, : len(q) * q.shape[2]].unflatten(1, (len(q), -1)).transpose(0, 1) for x in found
+    parts = flash(queries, shared.keys, shared.values, attn_mask=bias.to(q.dtype))
+    found, sums = (
+        x[0, :, : len(q) * q.shape[2]].unflatten(1, (len(q), -1)).transpose(0, 1) for x in parts
     )
+    return found, sums
+
+
+def together(own: Part, other: Part) -> Tensor:
+    """What the same queries find in the keys of both: each weighed by its sum."""
     # for each number, not each row: so that no row's weight depends on where it stands in a batch
-    weight = (other_sum - own_sum)[..., None].expand_as(own).sigmoid()
-    return own.lerp(other, weight.to(own.dtype))
+    weight = (other[1] - own[1])[..., None].expand_as(own[0]).sigmoid()
+    return own[0].lerp(other[0], weight.to(own[0].dtype))
 
 
 def _one_clip(x: Tensor) -> Tensor:
@@ -214,12 +238,25 @@ class MultiHeadAttention(nn.Module):
             q = q.unflatten(0, (n_clips, n_texts)).transpose(1, 2).flatten(2, 3)  # (B, H, G·Q, d)
             if mask is not None and mask.shape[2] != 1:
                 mask = mask.repeat(1, 1, n_texts, 1)
-        out = attend(
-            q, keys, values, mask, shared=shared, runs=runs, record=record, place=self.place
-        )
+        out = self.found(q, keys, values, mask, record, shared, runs)
         if n_texts > 1:
             out = out.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)
         return self.merged(out)
+
+    def found(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        record: Recorder | None,
+        shared: Shared | None,
+        runs: Sequence[Run],
+    ) -> Tensor:
+        """What the heads find, (B, H, Q, d)."""
+        return attend(
+            q, keys, values, mask, shared=shared, runs=runs, record=record, place=self.place
+        )
 
     def merged(self, out: Tensor) -> Tensor:
         """What the heads found, projected: (B, H, Q, d) → (B, Q, D)"""

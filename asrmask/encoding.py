@@ -148,15 +148,14 @@ def encode_all(
         while end < len(windows) and visible[end] == n and (end + 1 - first) * n <= MOST_TOGETHER:
             end += 1
         run = Run(n_taken, end - first, n_keys(policy, visible[first]))
-        places = [(run.of(k), run.of(v)) for k, v in room.layers]
+        places = [tuple(map(run.of, place)) for place in room.places]
         memory = encode(model, windows[first:end], policy, places=places)
         assert memory.mask is None  # they are equally long, and without what is hidden from all
         several.append(memory.without_features())
         runs.append(run)
         first, n_taken = end, run.end
-    keys, values = zip(*room.layers, strict=True)
     features = torch.cat([one.features for one in several])
-    joined = Memory(features, keys, values, runs=attention.joined(runs))
+    joined = Memory(features, *model.decoder.by_layer(room.places), runs=attention.joined(runs))
     shared = next((one.shared for one in several if one.shared), ())
     if not shared:
         return joined

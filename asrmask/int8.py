@@ -17,13 +17,22 @@ So the features and the text's vectors of an int8 model are those of the float m
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from asrmask.attention import MultiHeadAttention
+from asrmask.attention import (
+    MultiHeadAttention,
+    Recorder,
+    Run,
+    Shared,
+    in_own,
+    in_shared,
+    together,
+)
 from asrmask.model import Block, FeedForward, Whisper
 
 MOST = 127  # the largest number of an activation
@@ -97,8 +106,8 @@ class Int8Linear(nn.Module):
             rows = weight[part].float()
             rows = rows if turn is None else rows @ turn
             rows = rows if mix is None else mixed(rows, mix)
-            reach = rows.abs().amax(dim=1, keepdim=True).clamp_(min=TINY) / most_weight()
-            numbers[part], scale[part] = (rows / reach).round_().to(torch.int8), reach[:, 0]
+            numbers[part], step = whole(rows, most_weight())
+            scale[part] = step[:, 0]
         self.register_buffer("weight", numbers)
         self.register_buffer("scale", scale)
         self.register_buffer(
@@ -106,19 +115,23 @@ class Int8Linear(nn.Module):
         )
         self.register_buffer("mix", mix)
 
-    def forward(self, x: Tensor, part: slice = slice(None)) -> Tensor:
-        """(…, K) → (…, N); part: of the N outputs, those to compute."""
-        weight, scale, bias = self.weight[part].t(), self.scale[part], self.bias[part]
-        rows = x.flatten(0, -2)
-        out = rows.new_empty(len(rows), len(bias))
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, K) → (…, N)"""
+        rows, weight = x.flatten(0, -2), self.weight.t()
+        out = rows.new_empty(len(rows), len(self.bias))
         for some, into in zip(split(rows), split(out), strict=True):
             if self.mix is not None:
                 some = mixed(some, self.mix)
-            reach = some.abs().amax(dim=-1, keepdim=True).clamp_(min=TINY)
-            numbers = (some * (MOST / reach)).round_().to(torch.int8)
-            torch.mul(torch._int_mm(numbers, weight), reach.mul_(1 / MOST), out=into)
-            torch.addcmul(bias, into, scale, out=into)
+            numbers, step = whole(some)
+            torch.mul(torch._int_mm(numbers, weight), step, out=into)
+            torch.addcmul(self.bias, into, self.scale, out=into)
         return out.unflatten(0, x.shape[:-1])
+
+
+def whole(x: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
+    """x (…, K) as whole numbers up to `most`, and the step (…, 1) that 1 stands for in each row."""
+    reach = x.abs().amax(dim=-1, keepdim=True).clamp_(min=TINY)
+    return (x * (most / reach)).round_().to(torch.int8), reach.mul_(1 / most)
 
 
 def split(rows: Tensor) -> tuple[Tensor, ...]:
@@ -143,35 +156,130 @@ class Int8FeedForward(FeedForward):
 
 
 class Int8Attention(MultiHeadAttention):
-    """The same attention, whose query, key and value projections are one int8 product."""
+    """Self-attention whose query, key and value projections are one int8 product."""
 
-    def __init__(self, attn: MultiHeadAttention, turn: Tensor, norm: Norm, source: Norm):
-        """norm, source: what stands before the queries, and before the keys and values"""
+    def __init__(self, attn: MultiHeadAttention, turn: Tensor, norm: Norm):
+        """norm: what stands before it"""
         nn.Module.__init__(self)
         self.n_head = attn.n_head
         self.place = attn.place
-        self.width = attn.query.weight.shape[0]
-        head = torch.block_diag(*[orthonormal(self.width // self.n_head)] * self.n_head)
+        head = torch.block_diag(*[orthonormal(len(turn) // self.n_head)] * self.n_head)
         parts = [
             behind(norm, attn.query.weight, attn.query.bias),
-            behind(source, attn.key.weight, None),
-            behind(source, head.T @ attn.value.weight, attn.value.bias @ head),
+            behind(norm, attn.key.weight, None),
+            behind(norm, head.T @ attn.value.weight, attn.value.bias @ head),
         ]
         weights, biases = (torch.cat(several) for several in zip(*parts, strict=True))
         self.fused = Int8Linear(weights, biases, turn)
         out = Int8Linear(turn.T @ attn.out.weight @ head, attn.out.bias @ turn)
         self.out = out  # type: ignore[assignment]
 
-    def queries(self, x: Tensor) -> Tensor:
-        return self._split(self.fused(x, slice(0, self.width)))
-
-    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.fused(x, slice(self.width, None)).chunk(2, dim=-1)
-        return self._split(keys), self._split(values)
-
     def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.fused(x).chunk(3, dim=-1)
         return self._split(q), self._split(k), self._split(v)
+
+
+def digits(x: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
+    """x (…, N, K) in two digits of int8, (…, 2N, K), and the step (…, N, 1) of the first one.
+
+    A second digit counts parts of the first one's step, of which it has 2 · most.
+    """
+    first, step = whole(x, most)
+    second = ((x / step - first) * (2 * most)).round_().to(torch.int8)
+    return torch.cat([first, second], dim=-2), step
+
+
+class Int8Heads(nn.Module):
+    """A linear layer for each head: weights (H, N, K), with a scale a row, in two digits.
+
+    As exact as 16 bits: it projects what is an average over time already, where errors of single
+    moments do not cancel any more. The numbers are few, so it costs little.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None):
+        super().__init__()
+        numbers, step = digits(weight.detach(), most_weight())
+        self.register_buffer("weight", numbers)
+        self.register_buffer("scale", step.transpose(1, 2))
+        self.register_buffer("bias", torch.zeros_like(step[..., 0]) if bias is None else bias)
+
+    @property
+    def floats(self) -> Tensor:
+        """Its weights as the numbers that they stand for, (H, N, K)."""
+        first, second = self.weight.chunk(2, dim=1)
+        return (first + second / (2 * most_weight())) * self.scale.transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, Q, K) → (B, H, Q, N)"""
+        numbers, step = digits(x.transpose(0, 1).flatten(1, 2))
+        several = zip(numbers, self.weight.transpose(1, 2), strict=True)
+        out = torch.stack([torch._int_mm(some, weight) for some, weight in several])
+        first, second = out.chunk(2, dim=1)  # of the inputs
+        first, second = (first + second * (0.5 / MOST)).chunk(2, dim=2)  # of the weights
+        found = (first + second * (0.5 / most_weight())).mul_(step)
+        found = torch.addcmul(self.bias[:, None], found, self.scale)
+        return found.unflatten(1, (len(x), -1)).transpose(0, 1)
+
+
+class Int8Cross(MultiHeadAttention):
+    """Cross-attention to the encoder's features as they are: keys and values are never made.
+
+    For the projections K and V of a head's keys and values, a score is q · (K f) = (Kᵀ q) · f, and
+    what is seen Σ w (V f) = V (Σ w f). So the few queries are projected instead of all features, in
+    every layer: the encoder ends earlier, and a clip takes the room of its features, an eighth of
+    what keys and values take in four layers. To `attend`, every head is a query of one wide head.
+    """
+
+    def __init__(self, attn: MultiHeadAttention, turn: Tensor, norm: Norm, source: Norm):
+        """norm, source: what stands before the queries, and before the features"""
+        nn.Module.__init__(self)
+        self.n_head = attn.n_head
+        self.place = attn.place
+        heads = self.n_head, len(turn) // self.n_head  # (H, d)
+        head = torch.block_diag(*[orthonormal(heads[1])] * self.n_head)
+        weight, bias = behind(norm, head.T @ attn.query.weight, attn.query.bias @ head)
+        self.query = Int8Linear(weight, bias, turn)  # type: ignore[assignment]
+        # the norm's bias adds the same to all scores of a query
+        keys, _ = behind(source, head.T @ attn.key.weight, None)
+        values, bias = behind(source, head.T @ attn.value.weight, attn.value.bias @ head)
+        # attend divides by the root of a wide query's length, which has H times as many numbers
+        keys = (keys @ turn).view(*heads, -1).transpose(1, 2) * math.sqrt(self.n_head)
+        self.inward = Int8Heads(keys)
+        self.outward = Int8Heads((values @ turn).view(*heads, -1), bias.view(heads))
+        out = Int8Linear(turn.T @ attn.out.weight @ head, attn.out.bias @ turn)
+        self.out = out  # type: ignore[assignment]
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As they would be, from the same weights."""
+        wide = x[:, None]
+        keys = wide @ (self.inward.floats / math.sqrt(self.n_head))
+        values = wide @ self.outward.floats.transpose(1, 2) + self.outward.bias[:, None]
+        return keys, values
+
+    def found(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        record: Recorder | None,
+        shared: Shared | None,
+        runs: Sequence[Run],
+    ) -> Tensor:
+        """keys, values: features, as of one wide head, (B, 1, K, D)"""
+        if record is not None:  # of each head's own
+            pair = self.keys_values(keys[:, 0])
+            return super().found(q, *pair, mask, record, shared, runs)
+        wide = self.inward(q).flatten(1, 2)[:, None]  # (B, 1, H·Q, D)
+        seen, sums = (
+            x[:, 0].unflatten(1, (self.n_head, -1)) for x in in_own(wide, keys, values, mask, runs)
+        )
+        own = self.outward(seen)
+        return own if shared is None else together((own, sums), in_shared(q, shared))
 
 
 class Int8Vocabulary(nn.Module):
@@ -230,15 +338,15 @@ def quantise(model: Whisper) -> None:
     decoder.positional_embedding.data = decoder.positional_embedding.float() @ turn
     table = decoder.token_embedding.weight
     decoder.token_embedding = Int8Vocabulary(table, turn, bared(decoder.ln))
+    decoder.attends_to_features = True
     model.float()
 
 
 def _quantise_block(block: Block, turn: Tensor, source: Norm) -> None:
-    norm = bared(block.attn_ln)
-    block.attn = Int8Attention(block.attn, turn, norm, norm)
+    block.attn = Int8Attention(block.attn, turn, bared(block.attn_ln))
     if hasattr(block, "cross_attn"):
         norm = bared(block.cross_attn_ln)
-        block.cross_attn = Int8Attention(block.cross_attn, turn, norm, source)
+        block.cross_attn = Int8Cross(block.cross_attn, turn, norm, source)
     up, down = cast("nn.Linear", block.mlp[0]), cast("nn.Linear", block.mlp[2])
     mix = evenly(math.gcd(down.weight.shape[1], N_MIXED))
     block.mlp = Int8FeedForward(

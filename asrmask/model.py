@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol, cast
 
@@ -272,7 +272,8 @@ class Memory:
         return 0 if self.first is None else int(self.first[clip])
 
 
-Place = tuple[Tensor, Tensor]  # for a layer's keys and values of some clips, (B, H, K, d) each
+# for a layer's keys and values of some clips, (B, H, K, d) each; one if they are the same
+Place = tuple[Tensor, ...]
 
 
 class Room:
@@ -280,17 +281,24 @@ class Room:
 
     def __init__(self, model: "Whisper", n_keys: int):
         """n_keys: of all clips together, at the most"""
-        dims = model.dims
-        shape = (n_keys, dims.n_text_head, dims.n_text_state // dims.n_text_head)
+        n_places, n_parts, n_head, width = self._shape(model)
         # in one piece, which the C library gives back whole
-        space = model.decoder.ln.weight.new_empty(dims.n_text_layer, 2, *shape)
-        self.layers: list[Place] = [(k, v) for k, v in space]
+        like = model.decoder.ln.weight
+        space = like.new_empty(n_places, n_parts, n_keys, n_head, width)
+        self.places: list[Place] = [tuple(place) for place in space]
 
     @staticmethod
     def bytes_of_key(model: "Whisper") -> int:
         """What one position takes, with its values, in all layers."""
-        size = model.decoder.ln.weight.element_size()
-        return 2 * model.dims.n_text_layer * model.dims.n_text_state * size
+        return math.prod(Room._shape(model)) * model.decoder.ln.weight.element_size()
+
+    @staticmethod
+    def _shape(model: "Whisper") -> tuple[int, int, int, int]:
+        """(places, parts of each, heads, width of a head)"""
+        dims = model.dims
+        if model.decoder.attends_to_features:
+            return 1, 1, 1, dims.n_text_state
+        return dims.n_text_layer, 2, dims.n_text_head, dims.n_text_state // dims.n_text_head
 
 
 def _room_for(x: Tensor, n_keys: int) -> Tensor:
@@ -319,6 +327,7 @@ class TextDecoder(nn.Module):
         self.blocks = cast("Sequence[Block]", blocks)
         self.ln = nn.LayerNorm(n_state)
         self.packed = Packed()
+        self.attends_to_features = False  # instead of keys and values of them (int8.py)
 
     def remember(
         self,
@@ -333,15 +342,25 @@ class TextDecoder(nn.Module):
         """
         stretch, mask = masks.seen(masks.checked(mask), features.shape[1])
         n_keys = stretch.stop - stretch.start
-        keys, values = [], []
-        for i, block in enumerate(self.blocks):
-            pair = block.cross_attn.keys_values(features)
-            place = places[i] if places else tuple(_room_for(x, n_keys) for x in pair)
-            for into, own in zip(place, pair, strict=True):
-                into.copy_(own[:, :, stretch])
-            keys.append(place[0])
-            values.append(place[1])
-        return Memory(features, tuple(keys), tuple(values), mask, origin=stretch.start)
+        kept: list[Place] = []
+        for i, own in enumerate(self._kept(features)):
+            kept.append(places[i] if places else tuple(_room_for(x, n_keys) for x in own))
+            for into, x in zip(kept[i], own, strict=True):
+                into.copy_(x[:, :, stretch])
+        return Memory(features, *self.by_layer(kept), mask, origin=stretch.start)
+
+    def _kept(self, features: Tensor) -> Iterator[Place]:
+        """What is remembered of features: a pair for each layer, or one thing for all of them."""
+        if self.attends_to_features:
+            yield (features[:, None],)
+            return
+        for block in self.blocks:
+            yield block.cross_attn.keys_values(features)
+
+    def by_layer(self, kept: Sequence[Place]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Every layer's keys, and every layer's values."""
+        several = list(kept) * (len(self.blocks) // len(kept))
+        return tuple(place[0] for place in several), tuple(place[-1] for place in several)
 
     def cache(self, n_rows: int, capacity: int | None = None) -> KVCache:
         """An empty cache with room for `capacity` tokens of n_rows texts; it grows when needed."""

@@ -4,13 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from asrmask import int8
+from asrmask import int8, masks
+from asrmask.attention import Shared
 from asrmask.audio import Features
 from asrmask.checkpoints import load_model
 from asrmask.encoding import encode, encode_all
 from asrmask.errors import OptionError
-from asrmask.int8 import Int8Attention, Int8Linear
-from asrmask.model import ModelDimensions, Whisper
+from asrmask.int8 import Int8Attention, Int8Cross, Int8Linear
+from asrmask.model import ModelDimensions, Room, Whisper
 from asrmask.policy import Policy
 
 DIMS = ModelDimensions(80, 1500, 32, 2, 2, 51864, 448, 32, 2, 2)
@@ -40,7 +41,6 @@ def test_the_product_is_near_and_does_not_depend_on_the_other_rows():
     assert error.max() < 0.03
     alone = torch.cat([layer(row[None]) for row in x])
     assert torch.equal(layer(x), alone)
-    assert torch.equal(layer(x, slice(32, 64)), layer(x)[:, 32:64])
 
 
 def test_the_parts_of_a_fused_projection_are_the_projections():
@@ -48,15 +48,58 @@ def test_the_parts_of_a_fused_projection_are_the_projections():
     attn = whisper.encoder.blocks[0].attn
     norm = torch.rand(32) + 0.5, torch.randn(32)
     turn, head = int8.ones_kept(32), int8.orthonormal(16)
-    mine = Int8Attention(attn, turn, norm, norm)
+    mine = Int8Attention(attn, turn, norm)
     x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
     q, k, v = attn.projections(x * norm[0] + norm[1])
     for got, expected in zip(mine.projections(x @ turn), (q, k, v @ head), strict=True):
         assert (got - expected).abs().max() < 0.05
-    for got, again in zip(
-        mine.projections(x), (mine.queries(x), *mine.keys_values(x)), strict=True
-    ):
-        assert torch.equal(got, again)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("n_texts", [1, 3])
+def test_features_are_attended_to_as_their_keys_and_values_would_be(n_texts):
+    """Also where some are hidden, and where all clips share more keys."""
+    generator = torch.Generator().manual_seed(0)
+    attn = Whisper(DIMS).eval().decoder.blocks[0].cross_attn
+    norm, source = ((torch.rand(32) + 0.5, torch.randn(32)) for _ in range(2))
+    turn = int8.ones_kept(32)
+    mine = Int8Cross(attn, turn, norm, source)
+    x = torch.randn(2 * n_texts, 3, 32, generator=generator)
+    features, others = (torch.randn(b, n, 32, generator=generator) for b, n in ((2, 7), (1, 4)))
+    mask = masks.padding([5, 7], 7)
+    bias = torch.randn(2, 1, 1, 4, generator=generator)
+
+    def real(x):
+        return x * source[0] + source[1]
+
+    exact = attn(
+        attn.queries(x * norm[0] + norm[1]),
+        *attn.keys_values(real(features)),
+        mask,
+        shared=Shared(*attn.keys_values(real(others)), bias),
+    )
+    wide = (features @ turn)[:, None]
+    shared = Shared(*mine.keys_values(others @ turn), bias)
+    q = mine.queries(x @ turn)
+    got = mine(q, wide, wide, mask, shared=shared)
+    spelled = mine(q, wide, wide, mask, lambda *_: None, shared)
+    for found in (got, spelled):
+        assert (found @ turn.T - exact).norm() / exact.norm() < 0.03
+    alone = mine(q[:n_texts], wide[:1, :, :5], wide[:1, :, :5], shared=_of_first(shared))
+    assert torch.allclose(got[:n_texts], alone, atol=1e-6)
+
+
+def _of_first(shared):
+    return Shared(shared.keys, shared.values, shared.mask[:1])
+
+
+def test_an_int8_model_remembers_features_once_for_all_layers(quantised):
+    window = Features(torch.zeros(80, 3000), 200)
+    memory = encode(quantised, [window], Policy("virtual"))
+    assert len(memory.keys) == len(memory.values) == quantised.dims.n_text_layer
+    assert len({x.data_ptr() for x in memory.keys + memory.values}) == 1
+    assert memory.keys[0].shape == (1, 1, 160, 384)
+    assert Room.bytes_of_key(quantised) == 4 * 384
 
 
 def test_a_turn_changes_neither_products_nor_norms():
