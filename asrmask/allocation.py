@@ -35,20 +35,26 @@ def _keep_freed_memory(keep: bool) -> None:
 
 
 def give_back() -> None:
-    """Give the kernel what is free now, once: after weights were converted.
+    """Give the kernel what start-up has left: free memory, and the code of libraries.
 
-    And the code of libraries, which comes back from its cache where it is run again: most of
-    PyTorch's is run when it is imported, and then never.
+    Code comes back from the kernel's cache where it is run again: most of PyTorch's is run when it
+    is imported, and then never.
     """
-    trim, madvise = _of_libc("malloc_trim"), _of_libc("madvise")
-    if trim is not None:
-        trim(0)
+    trim()
+    madvise = _of_libc("madvise")
     if madvise is not None:
         for line in Path("/proc/self/maps").read_text().splitlines():
             span, rights, *_, name = line.split(maxsplit=5)
             if rights == "r-xp" and ".so" in name:  # never written to, so nothing is lost
                 first, end = (int(address, 16) for address in span.split("-"))
                 madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), MADV_DONTNEED)
+
+
+def trim() -> None:
+    """Give the kernel what is free now."""
+    malloc_trim = _of_libc("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def _of_libc(name: str) -> "ctypes._FuncPointer | None":

@@ -6,6 +6,7 @@ positions (50 a second), D width, d = D / H.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ BLOCK = 4  # queries: with a multiple of it, no row's sums depend on how many th
 # "residual" at the place of a layer) and the tensor itself. All places and their shapes are listed
 # in instruments/recording.py. "values" may be memory that the next layer writes to: copy to keep.
 Recorder = Callable[[str, str, Tensor], None]
+
+Keys = Tensor | Sequence[Tensor]  # or values: (B, H, K, d), or parts of a batch with other Ks
 
 
 @dataclass(frozen=True)
@@ -78,32 +81,32 @@ def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 def attend(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Keys,
+    v: Keys,
     mask: Tensor | None = None,
     *,
     shared: Shared | None = None,
-    runs: Sequence[Run] = (),
     record: Recorder | None = None,
     place: str = "",
 ) -> Tensor:
     """softmax(q kᵀ / √d + mask) v: the only place where a mask meets scores.
 
     q:      (B, H, Q, d)
-    k, v:   (B, H, K, d)
+    k, v:   (B, H, K, d); on a CPU also several of those, of clips with other numbers of keys
     mask:   bool, True = may attend, broadcastable to (B, H, Q, K); a float bias is added to the
             scores instead; None = everything is visible
     shared: more keys and values, as if they stood behind each clip's own
-    runs:   on a CPU, k and v may be spaces in which these are the clips, in order
     returns (B, H, Q, d)
 
     With `record` the softmax is spelled out, and scores, weights (B, H, Q, K), values (B, H, K, d)
     and outputs (B, H, Q, d) are handed over; both ways agree to 1e-6.
     """
-    if record is None and q.device.type == "cpu" and (shared is not None or runs):
-        return _in_parts(q, k, v, mask, shared, runs)
-    if runs:
-        raise OptionError("runs of clips are for a CPU and without a record: take one clip")
+    is_whole = isinstance(k, Tensor) and isinstance(v, Tensor)
+    if record is None and q.device.type == "cpu" and not (shared is None and is_whole):
+        own = in_own(q, k, v, mask)
+        return own[0] if shared is None else together(own, in_shared(q, shared))
+    if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
+        raise OptionError("keys in parts are for a CPU and without a record: take one clip")
     if shared is not None:
         mask = masks.joined_keys(mask, k.shape[2], shared.mask)
         k, v = (
@@ -132,35 +135,17 @@ def attend(
 Part = tuple[Tensor, Tensor]
 
 
-def _in_parts(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    shared: Shared | None,
-    runs: Sequence[Run],
-) -> Tensor:
-    """The same on a CPU, such that nothing depends on the other clips of a batch.
-
-    Shared keys are not copied for each clip, but attended to by themselves.
-    """
-    own = in_own(q, k, v, mask, runs)
-    return own[0] if shared is None else together(own, in_shared(q, shared))
-
-
-def in_own(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, runs: Sequence[Run] = ()
-) -> Part:
+def in_own(q: Tensor, k: Keys, v: Keys, mask: Tensor | None = None) -> Part:
     """What queries find in the keys of their own clip: as attend, on a CPU.
 
-    Clips with other numbers of keys are computed apart: a sum over more of them, though hidden, is
-    made in another order.
+    Clips with other numbers of keys are computed apart, so that nothing depends on the other clips
+    of a batch: a sum over more keys, though hidden, is made in another order.
     """
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    if not runs:
+    if isinstance(k, Tensor):
         return flash(q, k, v, attn_mask=None if mask is None else masks.bias(mask, q.dtype))
-    several = zip(q.split([run.n_clips for run in runs]), runs, strict=True)
-    parts = [flash(some, run.of(k), run.of(v)) for some, run in several]
+    several = zip(q.split([len(some) for some in k]), k, v, strict=True)
+    parts = [flash(*some) for some in several]
     if len(parts) == 1:
         return parts[0]
     found, sums = (torch.cat(several) for several in zip(*parts, strict=True))
@@ -168,11 +153,13 @@ def in_own(
 
 
 def in_shared(q: Tensor, shared: Shared) -> Part:
-    """What queries find in the keys that all clips share, which are read once."""
+    """What queries find in the keys that all clips share.
+
+    The queries of all clips are as those of one, so that the keys are read once and not copied.
+    """
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    # the queries of all clips as those of one
-    queries, bias = _one_clip(q), _one_clip(shared.mask.expand(-1, -1, q.shape[2], -1))
-    parts = flash(queries, shared.keys, shared.values, attn_mask=bias.to(q.dtype))
+    bias = _repeated(shared.mask, q.shape[2])
+    parts = flash(_one_clip(q), shared.keys, shared.values, attn_mask=bias.to(q.dtype))
     found, sums = (
         x[0, :, : len(q) * q.shape[2]].unflatten(1, (len(q), -1)).transpose(0, 1) for x in parts
     )
@@ -184,6 +171,12 @@ def together(own: Part, other: Part) -> Tensor:
     # for each number, not each row: so that no row's weight depends on where it stands in a batch
     weight = (other[1] - own[1])[..., None].expand_as(own[0]).sigmoid()
     return own[0].lerp(other[0], weight.to(own[0].dtype))
+
+
+@lru_cache(maxsize=1)  # it is that of all layers, and of many steps
+def _repeated(mask: Tensor, n_queries: int) -> Tensor:
+    """A bias (B, 1, 1, K) for that many queries of each clip, as those of one clip."""
+    return _one_clip(mask.expand(-1, -1, n_queries, -1))
 
 
 def _one_clip(x: Tensor) -> Tensor:
@@ -219,12 +212,11 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         q: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        keys: Keys,
+        values: Keys,
         mask: Tensor | None = None,
         record: Recorder | None = None,
         shared: Shared | None = None,
-        runs: Sequence[Run] = (),
     ) -> Tensor:
         """q: (B, H, Q, d); keys, values: (B, H, K, d); returns (B, Q, D). The others: see attend.
 
@@ -232,13 +224,13 @@ class MultiHeadAttention(nn.Module):
         one clip are. They become queries of one attention, so that the keys are read once.
         """
         n_queries = q.shape[2]
-        n_clips = sum(run.n_clips for run in runs) if runs else len(keys)
+        n_clips = len(keys) if isinstance(keys, Tensor) else sum(map(len, keys))
         n_texts = len(q) // n_clips
         if n_texts > 1:
             q = q.unflatten(0, (n_clips, n_texts)).transpose(1, 2).flatten(2, 3)  # (B, H, G·Q, d)
             if mask is not None and mask.shape[2] != 1:
                 mask = mask.repeat(1, 1, n_texts, 1)
-        out = self.found(q, keys, values, mask, record, shared, runs)
+        out = self.found(q, keys, values, mask, record, shared)
         if n_texts > 1:
             out = out.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)
         return self.merged(out)
@@ -246,17 +238,14 @@ class MultiHeadAttention(nn.Module):
     def found(
         self,
         q: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        keys: Keys,
+        values: Keys,
         mask: Tensor | None,
         record: Recorder | None,
         shared: Shared | None,
-        runs: Sequence[Run],
     ) -> Tensor:
         """What the heads find, (B, H, Q, d)."""
-        return attend(
-            q, keys, values, mask, shared=shared, runs=runs, record=record, place=self.place
-        )
+        return attend(q, keys, values, mask, shared=shared, record=record, place=self.place)
 
     def merged(self, out: Tensor) -> Tensor:
         """What the heads found, projected: (B, H, Q, d) → (B, Q, D)"""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from asrmask.allocation import trim
 from asrmask.decoding import decode_memory
 from asrmask.encoding import encode_all, n_keys
 from asrmask.errors import OptionError
@@ -22,7 +23,7 @@ from asrmask.transcription import Segment, Transcription
 from asrmask.walk import Answer, Ask, Walk
 
 AHEAD = 2  # batches whose windows wait, to be matched by length
-MOST_BYTES = 40 * 2**20  # of what is remembered of a batch; but two windows always fit
+MOST_BYTES = 16 * 2**20  # of what is remembered of a batch; but two windows always fit
 
 
 def transcribe_all(
@@ -108,6 +109,8 @@ def transcriptions(
             if going.walk.ask is None:
                 going.task.n_open -= 1
         waiting = [going for going in waiting if going.walk.ask is not None]
+        if waiting or more:
+            trim()  # batches differ, and what is kept of each would add up
         for task in [task for task in tasks if task.is_done]:
             tasks.remove(task)
             yield task.stream, task.transcription()

@@ -287,7 +287,7 @@ def decode_memory(model: Whisper, memory: Memory, options: DecodingOptions) -> l
         _strategy(options, tokenizer.eot),
         _filters(model, tokenizer, options, [memory.first_of(i) for i in range(n_clips)]),
         n_most=options.sample_len or model.dims.n_text_ctx // 2,
-        probe=probe,
+        probe=(probe, tokenizer.no_speech),
     )
     results = []
     for i, clip in enumerate(clips):
@@ -304,7 +304,7 @@ def decode_memory(model: Whisper, memory: Memory, options: DecodingOptions) -> l
                 tokens=tokens,
                 text=text,
                 avg_logprob=best.sum_logprob / (len(best.tokens) + 1),
-                no_speech_prob=float(clip.first_logits.softmax(dim=-1)[tokenizer.no_speech]),
+                no_speech_prob=clip.probability,
                 temperature=options.temperature,
                 compression_ratio=compression_ratio(text),
                 ended=best.ended,

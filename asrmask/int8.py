@@ -17,7 +17,6 @@ So the features and the text's vectors of an int8 model are those of the float m
 """
 
 import math
-from collections.abc import Sequence
 from functools import cache
 from typing import cast
 
@@ -25,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from asrmask.attention import (
+    Keys,
     MultiHeadAttention,
     Recorder,
-    Run,
     Shared,
     in_own,
     in_shared,
@@ -36,7 +35,7 @@ from asrmask.attention import (
 from asrmask.model import Block, FeedForward, Whisper
 
 MOST = 127  # the largest number of an activation
-TINY = 1e-30  # a row of zeros is divided by it
+TINY = 1e-30  # the step of a row of zeros
 N_MIXED = 16  # channels behind GELU that are turned together
 MOST_ROWS = 384  # that are multiplied at a time: more take memory, and no less time
 
@@ -117,21 +116,28 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) → (…, N)"""
-        rows, weight = x.flatten(0, -2), self.weight.t()
-        out = rows.new_empty(len(rows), len(self.bias))
-        for some, into in zip(split(rows), split(out), strict=True):
-            if self.mix is not None:
-                some = mixed(some, self.mix)
-            numbers, step = whole(some)
-            torch.mul(torch._int_mm(numbers, weight), step, out=into)
-            torch.addcmul(self.bias, into, self.scale, out=into)
+        rows = x.flatten(0, -2)
+        if len(rows) <= MOST_ROWS:
+            out = self._product(rows)
+        else:
+            out = rows.new_empty(len(rows), len(self.bias))
+            for some, into in zip(split(rows), split(out), strict=True):
+                self._product(some, into)
         return out.unflatten(0, x.shape[:-1])
+
+    def _product(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """(rows, K) → (rows, N)"""
+        numbers, step = whole(rows if self.mix is None else mixed(rows, self.mix))
+        product = torch._int_mm(numbers, self.weight.t())
+        # converted at once: arithmetic of both kinds would make a copy of its own
+        out = product.float() if out is None else out.copy_(product)
+        return torch.addcmul(self.bias, out.mul_(step), self.scale, out=out)
 
 
 def whole(x: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
     """x (…, K) as whole numbers up to `most`, and the step (…, 1) that 1 stands for in each row."""
-    reach = x.abs().amax(dim=-1, keepdim=True).clamp_(min=TINY)
-    return (x * (most / reach)).round_().to(torch.int8), reach.mul_(1 / most)
+    step = x.abs().amax(dim=-1, keepdim=True).mul_(1 / most).clamp_(min=TINY)
+    return (x * step.reciprocal()).round_().to(torch.int8), step
 
 
 def split(rows: Tensor) -> tuple[Tensor, ...]:
@@ -184,9 +190,11 @@ def digits(x: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
 
     A second digit counts parts of the first one's step, of which it has 2 · most.
     """
-    first, step = whole(x, most)
-    second = ((x / step - first) * (2 * most)).round_().to(torch.int8)
-    return torch.cat([first, second], dim=-2), step
+    step = x.abs().amax(dim=-1, keepdim=True).mul_(1 / most).clamp_(min=TINY)
+    steps = x * step.reciprocal()
+    first = steps.round()
+    second = steps.sub_(first).mul_(2 * most).round_()
+    return torch.cat([first, second], dim=-2).to(torch.int8), step
 
 
 class Int8Heads(nn.Module):
@@ -217,10 +225,10 @@ class Int8Heads(nn.Module):
         """(B, H, Q, K) → (B, H, Q, N)"""
         numbers, step = digits(x.transpose(0, 1).flatten(1, 2))
         several = zip(numbers, self.weight.transpose(1, 2), strict=True)
-        out = torch.stack([torch._int_mm(some, weight) for some, weight in several])
+        out = torch.stack([torch._int_mm(some, weight) for some, weight in several]).float()
         first, second = out.chunk(2, dim=1)  # of the inputs
-        first, second = (first + second * (0.5 / MOST)).chunk(2, dim=2)  # of the weights
-        found = (first + second * (0.5 / most_weight())).mul_(step)
+        first, second = first.add_(second, alpha=0.5 / MOST).chunk(2, dim=2)  # of the weights
+        found = first.add_(second, alpha=0.5 / most_weight()).mul_(step)
         found = torch.addcmul(self.bias[:, None], found, self.scale)
         return found.unflatten(1, (len(x), -1)).transpose(0, 1)
 
@@ -263,20 +271,19 @@ class Int8Cross(MultiHeadAttention):
     def found(
         self,
         q: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        keys: Keys,
+        values: Keys,
         mask: Tensor | None,
         record: Recorder | None,
         shared: Shared | None,
-        runs: Sequence[Run],
     ) -> Tensor:
         """keys, values: features, as of one wide head, (B, 1, K, D)"""
-        if record is not None:  # of each head's own
-            pair = self.keys_values(keys[:, 0])
-            return super().found(q, *pair, mask, record, shared, runs)
+        if record is not None and isinstance(keys, Tensor):  # of each head's own
+            keys, values = self.keys_values(keys[:, 0])
+            return super().found(q, keys, values, mask, record, shared)
         wide = self.inward(q).flatten(1, 2)[:, None]  # (B, 1, H·Q, D)
         seen, sums = (
-            x[:, 0].unflatten(1, (self.n_head, -1)) for x in in_own(wide, keys, values, mask, runs)
+            x[:, 0].unflatten(1, (self.n_head, -1)) for x in in_own(wide, keys, values, mask)
         )
         own = self.outward(seen)
         return own if shared is None else together((own, sums), in_shared(q, shared))

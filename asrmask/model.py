@@ -2,8 +2,10 @@
 
 import hashlib
 import math
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache, cached_property
 from typing import Any, Protocol, cast
 
 import torch
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrmask import masks
-from asrmask.attention import KVCache, MultiHeadAttention, Recorder, Run, Shared, joined
+from asrmask.attention import Keys, KVCache, MultiHeadAttention, Recorder, Run, Shared, joined
 from asrmask.errors import CheckpointError, OptionError
 from asrmask.packed import Packed
 
@@ -211,6 +213,14 @@ class Memory:
     def n_clips(self) -> int:
         return self.features.shape[0]
 
+    @cached_property
+    def layers(self) -> list[tuple[Keys, Keys]]:
+        """The keys and values that each decoder layer attends to."""
+        if not self.runs:
+            return list(zip(self.keys, self.values, strict=True))
+        cut = cache(lambda space: [run.of(space) for run in self.runs])
+        return [(cut(k), cut(v)) for k, v in zip(self.keys, self.values, strict=True)]
+
     def without_features(self) -> "Memory":
         """What decoding needs of it."""
         return replace(self, features=self.features.new_empty(self.n_clips, 0, 0))
@@ -282,9 +292,11 @@ class Room:
     def __init__(self, model: "Whisper", n_keys: int):
         """n_keys: of all clips together, at the most"""
         n_places, n_parts, n_head, width = self._shape(model)
-        # in one piece, which the C library gives back whole
-        like = model.decoder.ln.weight
-        space = like.new_empty(n_places, n_parts, n_keys, n_head, width)
+        # of the kernel, not of the C library: what is not reached is not taken, and nothing that is
+        # smaller comes to lie around it
+        memory = mmap.mmap(-1, self.bytes_of_key(model) * n_keys)
+        space = torch.frombuffer(memory, dtype=model.dtype)
+        space = space.view(n_places, n_parts, n_keys, n_head, width)
         self.places: list[Place] = [tuple(place) for place in space]
 
     @staticmethod
@@ -393,8 +405,7 @@ class TextDecoder(nn.Module):
             x = block.attn(q, *cache.put(i, keys, values), causal, record).add_(x)
             q = block.cross_attn.queries(block.cross_attn_ln(x))
             shared = memory.shared[i] if memory.shared else None
-            pair = memory.keys[i], memory.values[i]
-            seen = block.cross_attn(q, *pair, memory.mask, record, shared, memory.runs)
+            seen = block.cross_attn(q, *memory.layers[i], memory.mask, record, shared)
             x = block.feed_forward(seen.add_(x))
             if record is not None:
                 record(block.place, "residual", x)

@@ -17,7 +17,7 @@ from torch.distributions import Categorical
 from asrmask.filters import Filter
 from asrmask.model import Memory, Whisper
 
-USUAL_TOKENS = 62  # that the cache has room for at first
+USUAL_TOKENS = 30  # that the cache has room for at first
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Found:
     """What `search` gives back for one clip."""
 
     candidates: list[Candidate]
-    first_logits: Tensor  # (n_vocab,) unfiltered, at the position asked for
+    probability: float  # of the token asked for at the position asked for, before any rule
 
 
 @torch.inference_mode()
@@ -169,21 +169,24 @@ def search(
     filters: Sequence[Filter],
     *,
     n_most: int,
-    probe: int,
+    probe: tuple[int, int],
 ) -> list[Found]:
     """Candidate texts for each clip of the memory.
 
     prompts: (clips, P) tokens that each text begins with
     n_most:  how many tokens a text may have beyond its prompt
-    probe:   position in the prompt whose logits are handed back (where no-speech is read)
+    probe:   position in the prompt, and the token (no speech) whose probability is read there
     """
     decoder = model.decoder
     n_prompt = prompts.shape[1]
     n_most = min(n_most, decoder.n_ctx - n_prompt + 1)
     capacity = n_prompt + min(n_most, USUAL_TOKENS)
     x, cache = decoder(prompts, memory, decoder.cache(memory.n_clips, capacity))
-    first = decoder.logits(x[:, probe])
-    logits = first.clone() if probe == n_prompt - 1 else decoder.logits(x[:, -1])
+    position, token = probe
+    logits = decoder.logits(x[:, position])
+    probabilities = logits.softmax(dim=-1)[:, token].tolist()
+    if position < n_prompt - 1:
+        logits = decoder.logits(x[:, -1])
     clips = [Clip() for _ in range(memory.n_clips)]
     going = list(clips)
     for step in range(n_most):
@@ -204,4 +207,5 @@ def search(
         last = [text[-1] for clip in going for text in clip.texts]
         x, cache = decoder(torch.tensor(last, device=prompts.device)[:, None], memory, cache)
         logits = decoder.logits(x[:, 0])
-    return [Found(strategy.candidates(clip), first[i]) for i, clip in enumerate(clips)]
+    several = zip(clips, probabilities, strict=True)
+    return [Found(strategy.candidates(clip), probability) for clip, probability in several]

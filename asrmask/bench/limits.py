@@ -130,17 +130,26 @@ def shares(model: Whisper, limits: Limits, compute_type: str) -> list[Share]:
 def decoder_least_s(
     model: Whisper, n_keys: int, n_clips: int, limits: Limits, is_int8: bool = False
 ) -> float:
-    """Of one step for n_clips texts: reading weights and cross keys and values, or the products."""
+    """Of one step for n_clips texts: reading, or the products, whatever takes longer.
+
+    Read are the weights, and keys and values, or in int8 the features, which are attended to as
+    they are by every head.
+    """
+    dims = model.dims
     n_weights, n_crossed = step_cost(model, n_keys, n_clips)
-    crossed_s = 4 * n_crossed / limits.float32_bytes
     if is_int8:
-        read_s = n_weights / limits.int8_bytes + crossed_s
-        return max(read_s, 2 * n_clips * n_weights / limits.int8_operations) / 1e9
+        weights_s = max(
+            n_weights / limits.int8_bytes, 2 * n_clips * n_weights / limits.int8_operations
+        )
+        n_features, operations = n_crossed // 2, 2 * dims.n_text_head * n_crossed
+        crossed_s = max(
+            4 * n_features / limits.float32_bytes, operations / limits.float32_operations
+        )
+        return (weights_s + crossed_s) / 1e9
     # the vocabulary is read as float16 where that loses nothing (packed.py)
-    n_vocabulary = model.dims.n_vocab * model.dims.n_text_state
-    n_bytes = 4 * n_weights - 2 * n_vocabulary
+    n_bytes = 4 * n_weights - 2 * dims.n_vocab * dims.n_text_state
     operations = 2 * n_clips * n_weights + 2 * n_crossed
-    read_s = n_bytes / limits.float32_bytes + crossed_s
+    read_s = (n_bytes + 4 * n_crossed) / limits.float32_bytes
     return max(read_s, operations / limits.float32_operations) / 1e9
 
 
@@ -148,8 +157,9 @@ def step_cost(model: Whisper, n_keys: int, n_clips: int) -> tuple[int, int]:
     """Numbers that a decoder step for n_clips texts reads: of weights, and of keys and values."""
     dims = model.dims
     width = dims.n_text_state
-    # self-attention and cross-attention without its keys and values, and the feed-forward part
-    block = 4 * width * width + 2 * width * width + 8 * width * width
+    # self-attention, cross-attention (without its keys and values, or in int8 with them in two
+    # digits), and the feed-forward part
+    block = (4 + (6 if model.decoder.attends_to_features else 2) + 8) * width * width
     n_weights = dims.n_text_layer * block + dims.n_vocab * width
     return n_weights, 2 * n_keys * width * dims.n_text_layer * n_clips
 
