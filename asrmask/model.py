@@ -158,16 +158,21 @@ class AudioEncoder(nn.Module):
         stretch, mask = slice(None), masks.checked(mask)
         if record is None:  # a record is of all keys
             stretch, mask = masks.seen(mask, -(-mel.shape[2] // 2))
+
+        def attended(i: int, block: Block, x: Tensor) -> Tensor:
+            """x and what self-attention adds to it; queries, keys and values end with the call."""
+            q, keys, values = block.attn.projections(block.attn_ln(x))
+            if tail is None:
+                keys, values, seen = keys[:, :, stretch], values[:, :, stretch], mask
+            else:
+                keys, values, seen = tail.joined(i, keys, values)
+            return block.attn(q, keys, values, seen, record).add_(x)
+
         x = self.embed(mel, *(positions or (0, -(-mel.shape[2] // 2))))
         if record is not None:
             record("encoder.input", "residual", x)
         for i, block in enumerate(self.blocks):
-            q, keys, values = block.attn.projections(block.attn_ln(x))
-            if tail is None:
-                keys, values = keys[:, :, stretch], values[:, :, stretch]
-            else:
-                keys, values, mask = tail.joined(i, keys, values)
-            x = block.feed_forward(block.attn(q, keys, values, mask, record).add_(x))
+            x = block.feed_forward(attended(i, block, x))
             if record is not None:
                 record(block.place, "residual", x)
         return self.ln_post(x)
