@@ -89,7 +89,7 @@ def attend(
     record: Recorder | None = None,
     place: str = "",
 ) -> Tensor:
-    """softmax(q kᵀ / √d + mask) v: the only place where a mask meets scores.
+    """softmax(q kᵀ / √d + mask) v: the only place where a mask meets scores (with the parts below).
 
     q:      (B, H, Q, d)
     k, v:   (B, H, K, d); on a CPU also several of those, of clips with other numbers of keys
@@ -144,6 +144,8 @@ def in_own(q: Tensor, k: Keys, v: Keys, mask: Tensor | None = None) -> Part:
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     if isinstance(k, Tensor):
         return flash(q, k, v, attn_mask=None if mask is None else masks.bias(mask, q.dtype))
+    if mask is not None:
+        raise OptionError("keys in parts are all visible, got a mask: leave hidden ones out")
     several = zip(q.split([len(some) for some in k]), k, v, strict=True)
     parts = [flash(*some) for some in several]
     if len(parts) == 1:

@@ -2,7 +2,8 @@
 
 Each weight row and each activation row has a scale of its own, as in CTranslate2. The product of
 whole numbers is exact, so what a row gives does not depend on the rows beside it: a batch says what
-its clips say alone. Attention, norms and convolutions stay in float32.
+its clips say alone. Attention, norms and convolutions stay in float32; cross-attention is to the
+encoder's features, without keys and values of them (Int8Cross).
 
 A row's scale is its largest number, so a few channels that are always large cost all the others
 their precision. *Turning* spreads them: an orthonormal R with x R · (W R)ᵀ = x Wᵀ changes no
@@ -10,7 +11,8 @@ product, but after it the channels are alike. It costs nothing where R goes into
 
 - The stream that layers add to is kept as x R. Norms do not mind if R leaves the vector of ones in
   place, and their own weights go into the layers behind them.
-- The values of a head are turned by its value projection, and back by the output projection.
+- The values of a head are turned by its value projection, and back by the output projection;
+  queries and keys alike, where they are quantised.
 - Behind GELU, 16 channels at a time are turned when they are quantised: one small product.
 
 So the features and the text's vectors of an int8 model are those of the float model, turned.
@@ -134,10 +136,16 @@ class Int8Linear(nn.Module):
         return torch.addcmul(self.bias, out.mul_(step), self.scale, out=out)
 
 
-def whole(x: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
-    """x (…, K) as whole numbers up to `most`, and the step (…, 1) that 1 stands for in each row."""
+def in_steps(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """x (…, K) counted in steps, up to `most` in each row, and the steps themselves, (…, 1)."""
     step = x.abs().amax(dim=-1, keepdim=True).mul_(1 / most).clamp_(min=TINY)
-    return (x * step.reciprocal()).round_().to(torch.int8), step
+    return x * step.reciprocal(), step
+
+
+def whole(x: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
+    """x (…, K) in whole steps, and the steps, (…, 1)."""
+    counts, step = in_steps(x, most)
+    return counts.round_().to(torch.int8), step
 
 
 def split(rows: Tensor) -> tuple[Tensor, ...]:
@@ -186,14 +194,13 @@ class Int8Attention(MultiHeadAttention):
 
 
 def digits(x: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
-    """x (…, N, K) in two digits of int8, (…, 2N, K), and the step (…, N, 1) of the first one.
+    """x (…, N, K) in two digits of int8, (…, 2N, K), and the steps of the first ones, (…, N, 1).
 
-    A second digit counts parts of the first one's step, of which it has 2 · most.
+    A second digit counts parts of such a step, which has 2 · most of them.
     """
-    step = x.abs().amax(dim=-1, keepdim=True).mul_(1 / most).clamp_(min=TINY)
-    steps = x * step.reciprocal()
-    first = steps.round()
-    second = steps.sub_(first).mul_(2 * most).round_()
+    counts, step = in_steps(x, most)
+    first = counts.round()
+    second = counts.sub_(first).mul_(2 * most).round_()
     return torch.cat([first, second], dim=-2).to(torch.int8), step
 
 
@@ -278,8 +285,9 @@ class Int8Cross(MultiHeadAttention):
         shared: Shared | None,
     ) -> Tensor:
         """keys, values: features, as of one wide head, (B, 1, K, D)"""
-        if record is not None and isinstance(keys, Tensor):  # of each head's own
-            keys, values = self.keys_values(keys[:, 0])
+        if record is not None:  # of each head's own
+            if isinstance(keys, Tensor):
+                keys, values = self.keys_values(keys[:, 0])
             return super().found(q, keys, values, mask, record, shared)
         wide = self.inward(q).flatten(1, 2)[:, None]  # (B, 1, H·Q, D)
         seen, sums = (

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from asrmask import masks
 from asrmask.attention import KVCache, MultiHeadAttention, Shared, attend
+from asrmask.errors import OptionError
 
 
 @st.composite
@@ -139,3 +140,20 @@ def test_shared_keys_are_as_if_each_clip_had_them(n_texts, dtype):
             assert torch.equal(alone[0], mine[i])
     # the last clip sees none of them
     assert torch.allclose(mine[2:].float(), attend(q, k, v)[2:].float(), atol=1e-6)
+
+
+@torch.inference_mode()
+def test_clips_with_other_numbers_of_keys_are_attended_to_apart():
+    q = torch.randn(5, 2, 3, 8)
+    keys, values = ([torch.randn(n, 2, k, 8) for n, k in ((2, 7), (3, 4))] for _ in range(2))
+    found = attend(q, keys, values)
+    assert torch.equal(found[:2], attend(q[:2], keys[:1], values[:1]))
+    assert torch.allclose(found[2:], attend(q[2:], keys[1], values[1]), atol=1e-6)
+
+
+def test_nothing_is_dropped_where_keys_are_in_parts():
+    q, parts = torch.randn(2, 2, 1, 8), [torch.randn(2, 2, 5, 8)]
+    with pytest.raises(OptionError, match="all visible, got a mask"):
+        attend(q, parts, parts, torch.ones(2, 1, 1, 5, dtype=torch.bool))
+    with pytest.raises(OptionError, match="without a record"):
+        attend(q, parts, parts, record=lambda *_: None)

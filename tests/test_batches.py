@@ -33,7 +33,7 @@ def joined(samples):
     return np.concatenate([load_audio(path) for path in samples] * 2)
 
 
-@pytest.mark.parametrize("compute_type", ["float32", "int8", "bfloat16"])
+@pytest.mark.parametrize("compute_type", ["float32", "int8", "float16", "bfloat16"])
 def test_a_batch_gives_each_clip_what_it_gets_alone(samples, joined, compute_type):
     model = load_model("tiny.en", compute_type=compute_type)
     clips = [*samples, joined]
@@ -41,7 +41,7 @@ def test_a_batch_gives_each_clip_what_it_gets_alone(samples, joined, compute_typ
     for clip, found in zip(clips, together, strict=True):
         (alone,) = transcribe_all(model, [clip], batch_size=2, **FAST)
         assert found.text == alone.text
-        if compute_type != "bfloat16":  # of 8 bits: times are near ties, and sums round by order
+        if compute_type in {"float32", "int8"}:  # in half, times are near ties, and sums round
             assert [s.start for s in found.segments] == [s.start for s in alone.segments]
         assert [s.id for s in found.segments] == list(range(len(found.segments)))
 

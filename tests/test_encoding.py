@@ -11,6 +11,7 @@ from asrmask.corpus import from_manifest
 from asrmask.decoding import DecodingOptions, decode, detect_language, runaway
 from asrmask.encoding import encode, plan
 from asrmask.errors import OptionError
+from asrmask.model import ModelDimensions, Whisper
 from asrmask.policy import KINDS, Policy
 from asrmask.words import align
 
@@ -243,3 +244,22 @@ def test_a_plan_says_what_is_computed():
     assert plan(Policy("trim"), [30, 30]).encoder_mask is None  # equally long: nothing to hide
     mixed = plan(Policy("trim"), [1, 3]).encoder_mask
     assert mixed[:, 0, 0].int().tolist() == [[1, 0, 0], [1, 1, 1]]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("policy", ["full", "mask:both", "trim,margin=0.5", "virtual"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_keeps_shapes_and_dtypes(policy, dtype, tmp_path, monkeypatch):
+    """As on a GPU: a batch of clips of other lengths, to logits in float32."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # for the bank of these weights
+    torch.manual_seed(0)
+    model = Whisper(ModelDimensions(80, 1500, 32, 2, 2, 51864, 448, 32, 2, 2)).eval().to(dtype)
+    windows = [Features(torch.randn(80, n), n) for n in (120, 500, 2800)]
+    memory = encode(model, windows, policy)
+    assert {x.dtype for x in (memory.features, *memory.keys, *memory.values)} == {dtype}
+    tokens = torch.full((3, 2), 1000)
+    x, cache = model.decoder(tokens, memory, model.decoder.cache(3, 4))
+    assert (x.shape, x.dtype, cache.keys[0].dtype) == ((3, 2, 32), dtype, dtype)
+    logits = model.decoder.logits(x)
+    assert (logits.shape, logits.dtype) == ((3, 2, 51864), torch.float32)
+    assert logits.isfinite().all()
