@@ -256,6 +256,7 @@ class Memory:
         """The memory of those clips alone, in that order."""
         index = torch.tensor(clips, device=self.features.device)
 
+        @cache  # layers may have the same one
         def chosen(x: Tensor) -> Tensor:
             return x.index_select(0, index)
 
