@@ -116,6 +116,11 @@ class Int8Linear(nn.Module):
         )
         self.register_buffer("mix", mix)
 
+    @property
+    def floats(self) -> Tensor:
+        """Its weight as the numbers that it stands for, (N, K)."""
+        return self.weight * self.scale[:, None]
+
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) → (…, N)"""
         rows = x.flatten(0, -2)
@@ -313,6 +318,10 @@ class Int8Vocabulary(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """(…) → (…, D)"""
         return self.linear.weight[tokens] * self.linear.scale[tokens][..., None]
+
+    def reader(self, token: int) -> tuple[Tensor, Tensor]:
+        """Two vectors e and s (D,) by which a token's logit is e · (x + s)."""
+        return self(torch.tensor(token)) @ self.weight, torch.linalg.solve(self.weight, self.bias)
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, D) → (…, n_vocab)"""

@@ -10,9 +10,13 @@ from asrmask.audio import Features
 from asrmask.checkpoints import load_model
 from asrmask.encoding import encode, encode_all
 from asrmask.errors import OptionError
+from asrmask.instruments.diagnosis import Diagnose
+from asrmask.instruments.subject import Own
 from asrmask.int8 import Int8Attention, Int8Cross, Int8Linear
 from asrmask.model import ModelDimensions, Room, Whisper
 from asrmask.policy import Policy
+from asrmask.transcriber import stream
+from asrmask.walk import Watcher
 
 DIMS = ModelDimensions(80, 1500, 32, 2, 2, 51864, 448, 32, 2, 2)
 
@@ -162,6 +166,28 @@ def test_compute_types_are_checked():
 def test_int8_is_for_a_cpu():
     with pytest.raises(OptionError, match="int8 is for a CPU, got meta"):
         load_model("tiny.en", device="meta", compute_type="int8")
+
+
+@torch.inference_mode()
+def test_an_int8_model_can_be_looked_into(quantised, model, sample):
+    """Its readout gives its logits, and heads look at padding as those of the float model do."""
+    subject = Own(quantised)
+    x = torch.randn(3, 384, generator=torch.Generator().manual_seed(0))
+    logits = quantised.decoder.logits(quantised.decoder.ln(x))
+    for token in (0, 1000, 50256):
+        got = subject.readout(token).logit(x)
+        assert (got - logits[:, token]).abs().max() < 0.02 * logits.std()
+    attn = quantised.decoder.blocks[0].attn
+    outputs = torch.randn(1, 6, 2, 64, generator=torch.Generator().manual_seed(0))
+    joined = torch.einsum("bhqd,hdn->bqn", outputs, subject.projection("decoder.0.self"))
+    real = attn.merged(outputs) - attn.out.bias
+    assert (joined - real).norm() / real.norm() < 0.02
+    diagnoses = []
+    for one in (model, quantised):
+        watch = Watcher(heard=Diagnose(one))
+        (segment,) = stream(one, sample, watch=watch).result().segments
+        diagnoses.append(segment.diagnosis)
+    assert abs(diagnoses[0].attention_on_padding - diagnoses[1].attention_on_padding) < 0.02
 
 
 @torch.inference_mode()

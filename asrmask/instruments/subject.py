@@ -5,7 +5,7 @@ one implementation can be checked in another. Places, quantities and shapes are 
 recording.py for all of them. Policies are this project's alone: the others see all of the padding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -100,8 +100,12 @@ class Own:
         part, layer, what = place.split(".")
         block = (self.model.encoder if part == "encoder" else self.model.decoder).blocks[int(layer)]
         attn = block.cross_attn if what == "cross" else block.attn
-        return by_head(attn.out.weight, attn.n_head)
+        weight = attn.out.weight if isinstance(attn.out, nn.Linear) else attn.out.floats
+        return by_head(weight, attn.n_head)
 
     def readout(self, token: int) -> Readout:
-        decoder = self.model.decoder
-        return Readout.of(decoder.ln, decoder.token_embedding.weight[token])
+        norm, table = self.model.decoder.ln, self.model.decoder.token_embedding
+        if isinstance(table, nn.Embedding):
+            return Readout.of(norm, table.weight[token])
+        embedding, shift = table.reader(token)  # of an int8 model, where the norm is bare
+        return replace(Readout.of(norm, embedding), shift=shift)
