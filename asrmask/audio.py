@@ -39,7 +39,11 @@ N_FRAMES = N_SAMPLES // HOP_LENGTH  # 3,000 frames in a window
 FRAMES_PER_POSITION = 2  # the encoder's second convolution halves the rate: 50 positions a second
 MOST_BLOCKS = 8  # half minutes of a spectrogram that are kept
 
-SPOOL_BYTES = 32 * 2**20  # longer recordings (about 17 minutes) wait on disk, not in memory
+# the text is the same up to a peak of about 40, and garbage from about 300 on: log-Mel values are
+# then far from any that the model was trained with
+MOST_AMPLITUDE = 100.0
+MOST_CHANNELS = 8  # of an array: a longer side is time
+FULL_SCALE = {"int16": 2**15, "int32": 2**31}  # what is 1.0 in samples of that type
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -53,26 +57,47 @@ class Recording:
 
     @classmethod
     def of(cls, samples: np.ndarray | Tensor) -> "Recording":
-        """A recording of 16 kHz mono samples, as floats in −1..1."""
+        """A recording of 16 kHz samples.
+
+        samples: floats in −1..1 of any type, or integers of 16 or 32 bits; (n,), or several
+                 channels, (channels, n) or (n, channels), which are averaged
+        """
+        if isinstance(samples, Tensor):
+            samples = samples.detach().cpu()
+            if samples.is_floating_point() and samples.element_size() < 4:
+                samples = samples.float()  # numpy does not know bfloat16
         array = np.asarray(samples)
-        if array.ndim != 1 or array.dtype.kind != "f":
+        full_scale = FULL_SCALE.get(array.dtype.name)
+        is_sound = array.ndim == 1 or (array.ndim == 2 and 0 < min(array.shape) <= MOST_CHANNELS)
+        if not is_sound or (array.dtype.kind != "f" and full_scale is None):
             raise AudioError(
-                f"samples must be one row of floats, got {array.dtype} of shape {array.shape}"
+                "samples must be floats, or integers of 16 or 32 bits, of shape (n,) or "
+                f"(channels, n), got {array.dtype} of shape {array.shape}"
             )
+        if full_scale is not None:
+            array = array / np.float64(full_scale)
+        if array.ndim == 2:
+            array = array.mean(axis=int(array.shape[0] > array.shape[1]))
         if not np.isfinite(array).all():
             raise AudioError("samples must be finite numbers, got NaN or infinity")
+        peak = max(float(array.max(initial=0)), -float(array.min(initial=0)))
+        if peak > MOST_AMPLITUDE:
+            bits = next((bits for bits in (16, 32) if peak <= 2 ** (bits - 1)), None)
+            hint = f": divide what were {bits}-bit integers by {2 ** (bits - 1)}" if bits else ""
+            raise AudioError(f"samples must be floats in −1..1, got up to {peak:g}{hint}")
         array = array.astype(np.float32, copy=False)
         return cls(len(array), lambda start, stop: array[start:stop])
 
     @classmethod
-    def open(cls, source: str | Path, problems: list[str] | None = None) -> "Recording":
-        """The recording in a file ("-": standard input), decoded once.
+    def open(cls, source: media.Source, problems: list[str] | None = None) -> "Recording":
+        """The recording in a file, decoded once.
 
+        source:   a path ("-": standard input), the bytes of a file, or an open file
         problems: where to say what is wrong with a file of which some can be heard; if None, an
                   AudioWarning
         """
-        name = "standard input" if source == "-" else str(source)
-        spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115
+        name = media.name_of(source)
+        spool = tempfile.SpooledTemporaryFile(max_size=media.SPOOL_BYTES)  # noqa: SIM115
         try:
             with media.opened(source, name) as file:
                 for block in media.decode(file, name, SAMPLE_RATE, problems):
@@ -109,8 +134,11 @@ class Recording:
         return not any(self.read(i, min(i + N_SAMPLES, self.n_samples)).any() for i in blocks)
 
 
-def load_audio(file: str | Path, sr: int = SAMPLE_RATE) -> np.ndarray:
-    """All samples of an audio or video file ("-": standard input): float32 in −1..1, mono."""
+def load_audio(file: media.Source, sr: int = SAMPLE_RATE) -> np.ndarray:
+    """All samples of an audio or video file: float32 in −1..1, mono.
+
+    file: a path ("-": standard input), the bytes of a file, or an open file
+    """
     if sr != SAMPLE_RATE:
         raise OptionError(f"sr must be {SAMPLE_RATE}, the rate Whisper hears, got {sr}")
     recording = Recording.open(file)

@@ -31,7 +31,7 @@ def transcribe_all(
 ) -> list[Transcription]:
     """The text, segments and language of many recordings.
 
-    audios:     paths or 16 kHz mono samples
+    audios:     each as in `transcribe`
     batch_size: windows that are decoded at a time; 1: one recording after the other
     options:    as in `transcribe`
     """
@@ -48,27 +48,38 @@ def transcribe_all(
             numbers[stream] = i
             yield stream
 
-    found = {
-        numbers.pop(stream): one for stream, one in transcriptions(model, streams(), batch_size)
-    }
+    found = {}
+    for stream, outcome in transcriptions(model, streams(), batch_size):
+        if isinstance(outcome, Exception):
+            raise outcome
+        found[numbers.pop(stream)] = outcome
     return [found[i] for i in range(len(audios))]
 
 
 @dataclass
 class _Task:
-    """A recording that is being transcribed: what each of its parts has said."""
+    """A recording that is being transcribed: what each of its parts has said.
+
+    error: what ended the work on it before its end
+    """
 
     stream: Stream
     parts: list[list[Segment]] = field(default_factory=list)
     n_open: int = 0
     all_begun: bool = False
+    error: Exception | None = None
 
     @property
     def is_done(self) -> bool:
-        return self.all_begun and self.n_open == 0
+        return self.error is not None or (self.all_begun and self.n_open == 0)
 
-    def transcription(self) -> Transcription:
-        return self.stream.transcription([segment for part in self.parts for segment in part])
+    def outcome(self) -> Transcription | Exception:
+        if self.error is not None:
+            return self.error
+        try:
+            return self.stream.transcription([segment for part in self.parts for segment in part])
+        except Exception as error:
+            return error
 
 
 @dataclass
@@ -82,8 +93,10 @@ class _Going:
 
 def transcriptions(
     model: Whisper, streams: Iterator[Stream], batch_size: int
-) -> Iterator[tuple[Stream, Transcription]]:
-    """Each recording with its transcription, as soon as it is done.
+) -> Iterator[tuple[Stream, Transcription | Exception]]:
+    """Each recording with its transcription, or the exception that ended it, as soon as it is done.
+
+    An exception ends the recording that it came from; the others go on.
 
     streams: taken one by one, when there is room for their windows
     """
@@ -103,17 +116,13 @@ def transcriptions(
             else:
                 going.task.n_open -= 1
         batch = _matching(waiting, batch_size, most_keys)
-        answers = answer_all(model, [_ask(going) for going in batch], room)
-        for going, (memory, result) in zip(batch, answers, strict=True):
-            going.said += going.walk.tell(memory, result)
-            if going.walk.ask is None:
-                going.task.n_open -= 1
-        waiting = [going for going in waiting if going.walk.ask is not None]
+        _go_on(model, batch, room)
+        waiting = [g for g in waiting if g.walk.ask is not None and g.task.error is None]
         if waiting or more:
             trim()  # batches differ, and what is kept of each would add up
         for task in [task for task in tasks if task.is_done]:
             tasks.remove(task)
-            yield task.stream, task.transcription()
+            yield task.stream, task.outcome()
 
 
 def _begun(streams: Iterator[Stream], tasks: list[_Task]) -> Iterator[_Going]:
@@ -121,12 +130,37 @@ def _begun(streams: Iterator[Stream], tasks: list[_Task]) -> Iterator[_Going]:
     for stream in streams:
         task = _Task(stream)
         tasks.append(task)
-        for walk in stream.walks:
-            said: list[Segment] = []
-            task.parts.append(said)
-            task.n_open += 1
-            yield _Going(task, walk, said)
+        try:
+            for walk in stream.walks:
+                said: list[Segment] = []
+                task.parts.append(said)
+                task.n_open += 1
+                yield _Going(task, walk, said)
+                if task.error is not None:
+                    break
+        except Exception as error:
+            task.error = error
         task.all_begun = True
+
+
+def _go_on(model: Whisper, batch: Sequence[_Going], room: Room) -> None:
+    """Answer the walks of a batch; what fails for several is tried again with each alone."""
+    try:
+        answers = answer_all(model, [_ask(going) for going in batch], room)
+    except Exception as error:
+        for going in batch:
+            if len(batch) > 1:
+                _go_on(model, [going], room)
+            else:
+                going.task.error = error
+        return
+    for going, (memory, result) in zip(batch, answers, strict=True):
+        try:
+            going.said += going.walk.tell(memory, result)
+        except Exception as error:
+            going.task.error = error
+        if going.walk.ask is None:
+            going.task.n_open -= 1
 
 
 def _ask(going: _Going) -> Ask:

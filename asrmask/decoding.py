@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asrmask.audio import CHUNK_LENGTH, FRAMES_PER_SECOND, Features
 from asrmask.encoding import FULL, encode
-from asrmask.errors import OptionError
+from asrmask.errors import OptionError, check_names
 from asrmask.filters import Filter, SuppressBlank, SuppressTokens, TimestampRules
 from asrmask.model import Memory, Whisper
 from asrmask.policy import POSITIONS_PER_SECOND, Policy
@@ -46,7 +46,7 @@ class DecodingOptions:
     length_penalty: float | None = None  # α of arXiv:1609.08144; None: divide by the length
 
     prompt: str | list[int] | None = None  # what was said before this window
-    prefix: str | list[int] | None = None  # how this window's text begins
+    prefix: str | list[int] | None = None  # how this window's text begins; part of the text
 
     suppress_tokens: str | Iterable[int] | None = "-1"  # ids; -1 stands for non-speech symbols
     suppress_blank: bool = True
@@ -160,6 +160,7 @@ def decode(
     padding:         what the model may see of the padding; None: all of it, whatever its fill
     policy_fallback: decode again with all the padding where a result runs away without it
     """
+    check_names(overrides, DecodingOptions.__dataclass_fields__)
     options = replace(options or DecodingOptions(), **overrides)
     if isinstance(mel, Memory):
         if padding is not None:
@@ -274,9 +275,14 @@ def decode_memory(model: Whisper, memory: Memory, options: DecodingOptions) -> l
     if options.task == "lang_id":
         return [DecodingResult(memory.features[i], languages[i], probs[i]) for i in range(n_clips)]
 
-    begun = opening(tokenizer, options, model.dims.n_text_ctx)
-    probe = begun.index(tokenizer.sot)
-    prompts = torch.tensor([begun] * n_clips, device=model.device)
+    first = [memory.first_of(i) for i in range(n_clips)]
+    opened = opening(tokenizer, options, model.dims.n_text_ctx)
+    given = beginning(tokenizer, options)
+    probe = opened.index(tokenizer.sot)
+    prompts = torch.tensor(
+        [opened + _shifted(given, tokenizer.timestamp_begin, f) for f in first],
+        device=model.device,
+    )
     if options.language is None and model.is_multilingual:
         tokens = [tokenizer.language_tokens[code] for code in languages]
         prompts[:, probe + 1] = torch.tensor(tokens, device=model.device)
@@ -285,16 +291,17 @@ def decode_memory(model: Whisper, memory: Memory, options: DecodingOptions) -> l
         memory,
         prompts,
         _strategy(options, tokenizer.eot),
-        _filters(model, tokenizer, options, [memory.first_of(i) for i in range(n_clips)]),
+        _filters(model, tokenizer, options, first, len(given)),
+        n_given=len(given),
         n_most=options.sample_len or model.dims.n_text_ctx // 2,
         probe=(probe, tokenizer.no_speech),
     )
     results = []
     for i, clip in enumerate(clips):
-        best = _best(clip.candidates, options.length_penalty)
+        best = _best(clip.candidates, options.length_penalty, len(given))
         text = tokenizer.decode(best.tokens).strip()
-        tokens = _from_zero(best.tokens, tokenizer.timestamp_begin, memory.first_of(i))
         begin = tokenizer.timestamp_begin
+        tokens = _shifted(best.tokens, begin, -first[i])
         starts = [time - begin for time, after in pairwise(tokens) if time >= begin > after]
         results.append(
             DecodingResult(
@@ -303,7 +310,7 @@ def decode_memory(model: Whisper, memory: Memory, options: DecodingOptions) -> l
                 language_probs=probs[i],
                 tokens=tokens,
                 text=text,
-                avg_logprob=best.sum_logprob / (len(best.tokens) + 1),
+                avg_logprob=best.sum_logprob / (len(best.tokens) - len(given) + 1),
                 no_speech_prob=clip.probability,
                 temperature=options.temperature,
                 compression_ratio=compression_ratio(text),
@@ -314,30 +321,38 @@ def decode_memory(model: Whisper, memory: Memory, options: DecodingOptions) -> l
     return results
 
 
-def _from_zero(tokens: list[int], begin: int, first: int) -> list[int]:
-    """Tokens whose times count from the audio's beginning, if that lies at position `first`."""
-    return [max(begin, t - first) if t >= begin else t for t in tokens] if first else tokens
+def _shifted(tokens: list[int], begin: int, steps: int) -> list[int]:
+    """Tokens whose times are moved by some steps; none comes before 0.00, the token `begin`."""
+    return [max(begin, t + steps) if t >= begin else t for t in tokens] if steps else tokens
+
+
+def _tokens(tokenizer: Tokenizer, text: str | list[int]) -> list[int]:
+    return tokenizer.encode(" " + text.strip()) if isinstance(text, str) else list(text)
 
 
 def opening(tokenizer: Tokenizer, options: DecodingOptions, n_ctx: int) -> list[int]:
-    """The tokens before the first one to be found: previous text, start sequence, prefix."""
-
-    def tokens(text: str | list[int]) -> list[int]:
-        return tokenizer.encode(" " + text.strip()) if isinstance(text, str) else list(text)
-
+    """The tokens before a window's text: previous text and start sequence."""
     found = list(tokenizer.sot_sequence)
     if options.without_timestamps:
         found.append(tokenizer.no_timestamps)
-    if options.prefix:
-        prefix = tokens(options.prefix)
-        room = n_ctx // 2 - (options.sample_len or n_ctx // 2)
-        found += prefix[-room:] if room > 0 else prefix
     if options.prompt:
-        previous = tokens(options.prompt)[-(n_ctx // 2 - 1) :]
+        previous = _tokens(tokenizer, options.prompt)[-(n_ctx // 2 - 1) :]
         found = [tokenizer.sot_prev, *previous, *found]
-    if len(found) > n_ctx:
-        raise OptionError(f"prompt and prefix must leave room in {n_ctx} tokens, got {len(found)}")
+    n_tokens = len(found) + len(beginning(tokenizer, options))
+    if n_tokens > n_ctx:
+        raise OptionError(f"prompt and prefix must leave room in {n_ctx} tokens, got {n_tokens}")
     return found
+
+
+def beginning(tokenizer: Tokenizer, options: DecodingOptions) -> list[int]:
+    """The tokens of a window's text that are given: the prefix, behind the time 0.00."""
+    prefix = options.prefix.strip() if isinstance(options.prefix, str) else options.prefix
+    if not prefix:
+        return []
+    tokens = _tokens(tokenizer, prefix)
+    if options.without_timestamps or tokens[0] >= tokenizer.timestamp_begin:
+        return tokens
+    return [tokenizer.timestamp_begin, *tokens]
 
 
 def _strategy(options: DecodingOptions, eot: int) -> Strategy:
@@ -347,11 +362,15 @@ def _strategy(options: DecodingOptions, eot: int) -> Strategy:
 
 
 def _filters(
-    model: Whisper, tokenizer: Tokenizer, options: DecodingOptions, first: list[int]
+    model: Whisper,
+    tokenizer: Tokenizer,
+    options: DecodingOptions,
+    first: list[int],
+    n_given: int,
 ) -> list[Filter]:
     filters: list[Filter] = []
     if options.suppress_blank:
-        filters.append(SuppressBlank(tokenizer, model.device))
+        filters.append(SuppressBlank(tokenizer, model.device, n_given))
     if options.suppress_tokens:
         suppressed = _suppressed(tokenizer, options.suppress_tokens, model.dims.n_vocab)
         filters.append(SuppressTokens(suppressed, model.device))
@@ -379,11 +398,11 @@ def _suppressed(tokenizer: Tokenizer, listed: str | Iterable[int], n_vocab: int)
     return sorted(tokens | {tokenizer.sot_lm, tokenizer.no_speech})
 
 
-def _best(candidates: list[Candidate], length_penalty: float | None) -> Candidate:
-    """The candidate of the highest log-probability for its length."""
+def _best(candidates: list[Candidate], length_penalty: float | None, n_given: int = 0) -> Candidate:
+    """The candidate of the highest log-probability for its length, without n_given tokens."""
 
     def score(candidate: Candidate) -> float:
-        length = len(candidate.tokens)
+        length = len(candidate.tokens) - n_given
         if length_penalty is None:
             return candidate.sum_logprob / max(length, 1)
         return candidate.sum_logprob / ((5 + length) / 6) ** length_penalty

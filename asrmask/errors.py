@@ -4,9 +4,14 @@
     ├── AudioError        a recording that cannot be read, or holds nothing to read
     ├── CheckpointError   weights that are missing, damaged or of another shape
     └── OptionError       a value that is not allowed (also a ValueError)
+        └── UnknownOptionError   a name that is no option's (also a TypeError)
 
 Each message says what, what was got and what was expected, in one line.
 """
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from reprlib import Repr
 
 
 def printable(text: str) -> str:
@@ -14,9 +19,32 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def brief(value: object) -> str:
+    """What repr says, short however large the value is."""
+    try:
+        return one_line(_BRIEF.repr(value))
+    except (ValueError, RecursionError):  # a number of thousands of digits
+        return type(value).__name__
+
+
+_BRIEF = Repr()
+_BRIEF.maxdict = _BRIEF.maxlist = _BRIEF.maxtuple = 12
+_BRIEF.maxstring = _BRIEF.maxother = 80
+
+
 def one_line(error: object) -> str:
     """The text of an error, without the line breaks that other libraries put into theirs."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question that names the nearest known word; empty if none is near.
+
+    >>> did_you_mean("beamsize", ["beam_size", "best_of"])
+    ': did you mean beam_size?'
+    """
+    near = get_close_matches(word, list(known), n=1)
+    return f": did you mean {near[0]}?" if near else ""
 
 
 class AsrmaskError(Exception):
@@ -33,6 +61,18 @@ class CheckpointError(AsrmaskError):
 
 class OptionError(AsrmaskError, ValueError):
     """A value that is not allowed."""
+
+
+class UnknownOptionError(OptionError, TypeError):
+    """A name that is no option's."""
+
+
+def check_names(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UnknownOptionError at the first option whose name is not known."""
+    known = sorted(known)
+    for name in given:
+        if name not in known:
+            raise UnknownOptionError(f"unknown option {name}{did_you_mean(name, known)}")
 
 
 class AudioWarning(UserWarning):

@@ -1,7 +1,7 @@
 """Rules on the next token: each sets the logits of what may not come to −inf.
 
 A filter is called with logits (R, n_vocab), changed in place, and with the tokens that each of the
-R texts has so far, without its prompt.
+R texts has so far: what was given of it and what was found, without the prompt.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +15,17 @@ Filter = Callable[[Tensor, Sequence[Sequence[int]]], None]
 
 
 class SuppressBlank:
-    """No text begins with a space alone, or ends before it began."""
+    """The first token that is found is neither a space alone nor the end.
 
-    def __init__(self, tokenizer: Tokenizer, device: torch.device):
+    n_given: tokens at the beginning of each text that were given, not found
+    """
+
+    def __init__(self, tokenizer: Tokenizer, device: torch.device, n_given: int = 0):
         self.tokens = torch.tensor([tokenizer.blank, tokenizer.eot], device=device)
+        self.n_given = n_given
 
     def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
-        if not sampled[0]:  # all texts are equally long
+        if len(sampled[0]) == self.n_given:  # all texts are equally long
             logits.index_fill_(1, self.tokens, -torch.inf)
 
 

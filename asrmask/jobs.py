@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from asrmask.audio import HOP_LENGTH, Recording
 from asrmask.batches import transcriptions
-from asrmask.errors import AsrmaskError, AudioError, OptionError, printable
+from asrmask.errors import AsrmaskError, AudioError, OptionError, one_line, printable
 from asrmask.settings import Settings
 from asrmask.transcriber import Stream
 from asrmask.transcription import Segment, Transcription
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from asrmask.model import Whisper
 
 # files taken from a folder; a file that is named is always tried
+LINES_S = 5  # seconds between lines on how far the work has come
 ENDINGS = """
     .3gp .aac .ac3 .aif .aiff .amr .au .avi .caf .flac .flv .m4a .m4b .m4v .mka .mkv .mov .mp2
     .mp3 .mp4 .mpeg .mpg .oga .ogg .ogv .opus .ts .voc .w64 .wav .weba .webm .wma .wmv
@@ -78,7 +80,7 @@ def plan(sources: Sequence[str], folder: str, forms: Sequence[str]) -> list[Job]
 def files_of(source: str) -> list[str]:
     """The file itself, or the audio and video files in a folder.
 
-    A folder without any stays as it is: reading it fails, and the others are still done.
+    A folder without any stays as it is: `check_folder` refuses it, and the others are still done.
     """
     if source == "-" or not os.path.isdir(source):
         return [source]
@@ -89,6 +91,14 @@ def files_of(source: str) -> list[str]:
     endings = ENDINGS.split()
     found = [str(p) for p in paths if p.suffix.lower() in endings and os.path.isfile(p)]
     return found or [source]
+
+
+def check_folder(source: str) -> None:
+    """Raise AudioError if it is a folder that `files_of` found no audio or video files in."""
+    if source != "-" and os.path.isdir(source):
+        n_files = len(os.listdir(source))
+        found = f"{n_files} other file{'s' * (n_files != 1)}" if n_files else "an empty folder"
+        raise AudioError(f"{source}: expected a folder with audio or video files, got {found}")
 
 
 def _stem(source: str) -> str:
@@ -133,6 +143,11 @@ class Work:
         except OSError as error:  # an output that cannot be written: the others still may
             told = f"{job.name}: {error.strerror or error}, expected to write its outputs"
             self.settle(job, [told])
+        except Exception as error:  # a defect of ours: the others are still done
+            if os.environ.get("ASRMASK_DEBUG"):
+                traceback.print_exc()
+            told = f"{job.name}: unexpected {type(error).__name__} ({one_line(error)})"
+            self.settle(job, [f"{told}, please report it with what ASRMASK_DEBUG=1 shows"])
 
     def finish(self, job: Job, opened: "Opened", result: Transcription, begun: float) -> None:
         """Write what a job is to give."""
@@ -190,7 +205,7 @@ def _one_by_one(
         with todo.trying(job), progress(title) as advance:
             begun = time.perf_counter()
             opened = open_job(job)
-            running = Stream(model, opened.recording, settings, options, watch)
+            running = opened.stream(model, settings, options, watch)
             if options.language is None and model.is_multilingual:
                 say(f"language: {running.language}")
             for segment in running:
@@ -219,19 +234,21 @@ def _in_batches(
             stream = None
             with todo.trying(job):
                 opened = open_job(job)
-                stream = Stream(model, opened.recording, settings, options, watch)
+                stream = opened.stream(model, settings, options, watch)
                 known[stream] = job, opened
             if stream is not None:
                 yield stream
 
     with progress(f"{len(todo.jobs)} files") as advance:
-        for stream, result in transcriptions(model, streams(), batch_size):
+        for stream, outcome in transcriptions(model, streams(), batch_size):
             job, opened = known.pop(stream)
             n_over = len(todo.jobs) - len(todo.left) + 1
             say(f"[{n_over}/{len(todo.jobs)}] {job.name}")
             with todo.trying(job):
-                texts[job.name] = result.segments
-                todo.finish(job, opened, result, begun)
+                if isinstance(outcome, Exception):
+                    raise outcome
+                texts[job.name] = outcome.segments
+                todo.finish(job, opened, outcome, begun)
             while next_job is not None and next_job.name not in todo.left:
                 todo.say_text(texts.pop(next_job.name, []))
                 next_job = next(order, None)
@@ -244,37 +261,78 @@ class Opened:
 
     recording: Recording
     problems: list[str]
+    is_silent: bool  # nothing but zeros
+
+    def stream(
+        self,
+        model: "Whisper",
+        settings: Settings,
+        options: "DecodingOptions",
+        watch: Watcher | None,
+    ) -> Stream:
+        """Its transcription, to be run; that of silence is empty, where a model may invent text."""
+        stream = Stream(model, self.recording, settings, options, watch)
+        if self.is_silent:
+            stream.walks = iter(())
+        return stream
 
 
 def open_job(job: Job) -> Opened:
-    """The recording of a job, if there is something to hear in it."""
+    """The recording of a job, if its file holds one."""
     problems: list[str] = []
+    check_folder(job.source)
     recording = Recording.open(job.source, problems)
     if recording.n_samples < HOP_LENGTH:
         raise AudioError(
             f"{job.name}: too short, got {recording.n_samples} samples, "
             f"expected {HOP_LENGTH} or more"
         )
-    if recording.is_silent():
-        raise AudioError(
-            f"{job.name}: pure silence, got {recording.n_samples} zeros, expected speech"
-        )
-    return Opened(recording, problems)
+    is_silent = recording.is_silent()
+    if is_silent:
+        say(f"{job.name}: only silence, its transcript is empty")
+    return Opened(recording, problems, is_silent)
 
 
 class Advance:
-    """How far the work on a file has come, in frames; shown by the bar that makes it."""
+    """How far the work has come; shown by the bar that makes it.
 
-    def __call__(self, done: int, total: int) -> None:
+    told:     the part that was done last
+    is_whole: that part is complete
+    """
+
+    def __call__(self, done: int, total: int, told: str = "", is_whole: bool = False) -> None:
         """Nothing is shown where there is no terminal."""
 
 
+class Lines(Advance):
+    """Plain lines with the time left: one for each whole part, others every few seconds.
+
+    The first call says what was done before.
+    """
+
+    def __init__(self) -> None:
+        self.begun: tuple[float, int] | None = None  # time, and what was done by then
+        self.said = 0.0
+
+    def __call__(self, done: int, total: int, told: str = "", is_whole: bool = False) -> None:
+        now = time.monotonic()
+        if self.begun is None:
+            self.begun, self.said = (now, done), now
+        if not told or not (is_whole or now - self.said >= LINES_S):
+            return
+        since, before = self.begun
+        left_s = (now - since) * (total - done) / max(done - before, 1)
+        left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
+        say(f"{told}; {done} of {total} in all, {left} left")
+        self.said = now
+
+
 @contextmanager
-def progress(title: str) -> Iterator[Advance]:
-    """A bar with the time left on a terminal; otherwise one plain line."""
+def progress(title: str, has_lines: bool = False) -> Iterator[Advance]:
+    """A bar with the time left on a terminal; otherwise one plain line, or several."""
     if not sys.stderr.isatty():
         say(title)
-        yield Advance()
+        yield Lines() if has_lines else Advance()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -296,7 +354,9 @@ def progress(title: str) -> Iterator[Advance]:
         task = bar.add_task(title, total=None)
 
         class Shown(Advance):
-            def __call__(self, done: int, total: int) -> None:
+            def __call__(
+                self, done: int, total: int, told: str = "", is_whole: bool = False
+            ) -> None:
                 bar.update(task, completed=min(done, total), total=total)
 
         yield Shown()

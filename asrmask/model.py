@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from asrmask import masks
 from asrmask.attention import Keys, KVCache, MultiHeadAttention, Recorder, Run, Shared, joined
-from asrmask.errors import CheckpointError, OptionError
+from asrmask.errors import CheckpointError, OptionError, brief
 from asrmask.packed import Packed
 
 
@@ -38,11 +38,15 @@ class ModelDimensions:
         """Dimensions from a checkpoint's own table, checked."""
         names = [field.name for field in fields(cls)]
         if set(numbers) != set(names):
-            raise CheckpointError(f"dimensions must be {names}, got {sorted(map(str, numbers))}")
-        bad = {name: n for name, n in numbers.items() if type(n) is not int or n < 1}
+            raise CheckpointError(f"dimensions must be {names}, got {brief(list(numbers))}")
+        bad = {n: x for n, x in numbers.items() if type(x) is not int or not 0 < x < 2**31}
         if bad:
-            raise CheckpointError(f"dimensions must be positive whole numbers, got {bad}")
+            raise CheckpointError(
+                f"dimensions must be positive whole numbers below 2^31, got {brief(bad)}"
+            )
         dims = cls(**numbers)
+        if dims.n_audio_state % 2 or dims.n_audio_state < 4:  # see sinusoids
+            raise CheckpointError(f"widths must be even and 4 or more, got {dims}")
         if dims.n_audio_state % dims.n_audio_head or dims.n_text_state % dims.n_text_head:
             raise CheckpointError(f"widths must be multiples of their head counts, got {dims}")
         if dims.n_audio_state != dims.n_text_state:

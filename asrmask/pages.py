@@ -1,6 +1,7 @@
 """Pages that need nothing else: one style for all, pictures inside."""
 
 import base64
+import textwrap
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,28 @@ def embedded(content: bytes, kind: str) -> str:
     kind: "image/png", …
     """
     return f"data:{kind};base64," + base64.b64encode(content).decode()
+
+
+def finish(figure: "Figure", title: str) -> None:
+    """One look for all plots: letters of a size that a phone shows, and the legend below the axes,
+    where it covers nothing.
+    """
+    (axes,) = figure.axes
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+    axes.xaxis.label.set_fontsize(9)
+    axes.yaxis.label.set_fontsize(9)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=max(1, min(3, 80 // (8 + max(map(len, labels))))),
+            frameon=False,
+            fontsize=8,
+        )
+    figure.suptitle(textwrap.fill(title, 64), x=0.01, ha="left", fontsize=10)
 
 
 def drawn(figure: "Figure", form: str) -> bytes:

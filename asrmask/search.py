@@ -24,8 +24,8 @@ USUAL_TOKENS = 30  # that the cache has room for at first
 class Candidate:
     """One text that the search found for a clip: its tokens, without the prompt and the end."""
 
-    tokens: list[int]
-    sum_logprob: float  # of the tokens, and of the end token if it came
+    tokens: list[int]  # first those that were given
+    sum_logprob: float  # of the tokens that were found, and of the end token if it came
     ended: bool  # whether the end token came
 
 
@@ -68,7 +68,7 @@ class Greedy:
         if len(clips[0].texts) < self.n_texts:  # the first step: all texts begin alike
             sources = [[0] * self.n_texts for _ in clips]
             for clip in clips:
-                clip.texts = [[] for _ in range(self.n_texts)]
+                clip.texts = [list(clip.texts[0]) for _ in range(self.n_texts)]
                 clip.sums = [0.0] * self.n_texts
             logits = logits.repeat_interleave(self.n_texts, dim=0)
         if self.temperature == 0:
@@ -168,13 +168,15 @@ def search(
     strategy: Strategy,
     filters: Sequence[Filter],
     *,
+    n_given: int = 0,
     n_most: int,
     probe: tuple[int, int],
 ) -> list[Found]:
     """Candidate texts for each clip of the memory.
 
-    prompts: (clips, P) tokens that each text begins with
-    n_most:  how many tokens a text may have beyond its prompt
+    prompts: (clips, P) tokens that the decoder is told at first
+    n_given: how many of their last are the beginning of the text
+    n_most:  how many tokens are found at most
     probe:   position in the prompt, and the token (no speech) whose probability is read there
     """
     decoder = model.decoder
@@ -187,7 +189,8 @@ def search(
     probabilities = logits.softmax(dim=-1)[:, token].tolist()
     if position < n_prompt - 1:
         logits = decoder.logits(x[:, -1])
-    clips = [Clip() for _ in range(memory.n_clips)]
+    given = prompts[:, n_prompt - n_given :].tolist()
+    clips = [Clip(texts=[text]) for text in given]
     going = list(clips)
     for step in range(n_most):
         texts = [text for clip in going for text in clip.texts]

@@ -7,7 +7,7 @@ from typing import Any
 
 from asrmask.audio import FRAMES_PER_SECOND
 from asrmask.decoding import DecodingOptions
-from asrmask.errors import OptionError
+from asrmask.errors import OptionError, check_names
 from asrmask.policy import Policy
 from asrmask.vad import VadOptions
 from asrmask.words import APPEND_PUNCTUATIONS, PREPEND_PUNCTUATIONS
@@ -97,6 +97,8 @@ def at_temperature(options: DecodingOptions, temperature: float) -> DecodingOpti
 
 def sorted_out(options: Mapping[str, Any]) -> tuple[Settings, DecodingOptions]:
     """Options by name, as those of the window loop and those of decoding."""
-    loop = {name: value for name, value in options.items() if name in Settings.__annotations__}
-    rest = {name: value for name, value in options.items() if name not in loop}
+    settings = {field.name for field in fields(Settings)}
+    check_names(options, settings | {field.name for field in fields(DecodingOptions)})
+    loop = {name: value for name, value in options.items() if name in settings}
+    rest = {name: value for name, value in options.items() if name not in settings}
     return Settings(**loop), DecodingOptions(**rest)

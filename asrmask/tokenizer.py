@@ -202,6 +202,14 @@ class Tokenizer:
         """Language code → token, in the order of the tokens."""
         return {code: self.special(code) for code in list(LANGUAGES)[: self.n_languages]}
 
+    @property
+    def all_language_codes(self) -> tuple[str, ...]:
+        return tuple(self.language_tokens)
+
+    @property
+    def all_language_tokens(self) -> tuple[int, ...]:
+        return tuple(self.language_tokens.values())
+
     @cached_property
     def blank(self) -> int:
         """The token of a single space."""
@@ -226,14 +234,17 @@ class Tokenizer:
                 found.add(next(known[one] for one in beginnings if one in known))
         return tuple(sorted(found))
 
-    def split_to_word_tokens(self, ids: list[int]) -> tuple[list[str], list[list[int]]]:
+    def split_to_word_tokens(self, tokens: list[int]) -> tuple[list[str], list[list[int]]]:
         """Words and the tokens of each; single characters in languages without spaces."""
-        pieces = self._whole_characters(ids)
         if self.language in UNSPACED:
-            return [text for text, _ in pieces], [group for _, group in pieces]
+            return self.split_tokens_on_unicode(tokens)
+        return self.split_tokens_on_spaces(tokens)
+
+    def split_tokens_on_spaces(self, tokens: list[int]) -> tuple[list[str], list[list[int]]]:
+        """Words that begin at spaces and punctuation, and the tokens of each."""
         words: list[str] = []
         groups: list[list[int]] = []
-        for text, group in pieces:
+        for text, group in zip(*self.split_tokens_on_unicode(tokens), strict=True):
             starts = group[0] >= self.eot or text.startswith(" ")
             if starts or text.strip() in string.punctuation or not words:
                 words.append(text)
@@ -243,13 +254,17 @@ class Tokenizer:
                 groups[-1] = groups[-1] + group
         return words, groups
 
-    def _whole_characters(self, ids: list[int]) -> list[tuple[str, list[int]]]:
-        """Shortest runs of tokens that are whole characters: a character may need several."""
-        whole = self.decode_with_timestamps(ids)
-        pieces: list[tuple[str, list[int]]] = []
+    def split_tokens_on_unicode(self, tokens: list[int]) -> tuple[list[str], list[list[int]]]:
+        """The shortest runs of tokens that are whole characters, as texts and as tokens.
+
+        A character may need several tokens.
+        """
+        whole = self.decode_with_timestamps(tokens)
+        texts: list[str] = []
+        groups: list[list[int]] = []
         group: list[int] = []
         offset = 0
-        for token in ids:
+        for token in tokens:
             group.append(token)
             text = self.decode_with_timestamps(group)
             broken = text.find("\ufffd")
@@ -257,10 +272,11 @@ class Tokenizer:
             # one there, so that the end comes too soon (upstream fails on that)
             at = offset + broken
             if broken < 0 or at >= len(whole) or whole[at] == "\ufffd":
-                pieces.append((text, group))
+                texts.append(text)
+                groups.append(group)
                 offset += len(text)
                 group = []
-        return pieces
+        return texts, groups
 
 
 @cache

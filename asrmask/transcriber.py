@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor
 from asrmask.audio import FRAMES_PER_SECOND, N_FRAMES, Recording, Spectrogram
 from asrmask.decoding import DecodingOptions, decode_memory, language_of, use_precision
 from asrmask.encoding import encode
+from asrmask.media import Source
 from asrmask.model import Whisper
 from asrmask.pauses import cut
 from asrmask.policy import Policy
@@ -21,7 +21,7 @@ from asrmask.transcription import PaddingUse, Segment, Transcription
 from asrmask.vad import speech_spans
 from asrmask.walk import Answer, Ask, Subject, Walk, Watcher
 
-Audio = str | Path | np.ndarray | Tensor | Recording
+Audio = Source | np.ndarray | Tensor | Recording
 
 
 class Stream:
@@ -55,7 +55,7 @@ class Stream:
         if settings.cut_at_pauses:
             self.clips = [part for clip in self.clips for part in cut(self.spectrogram, *clip)]
         self.policy = settings.policy
-        self.language = self._language(options.language)
+        self.language, self.language_probability = self._language(options.language)
         self.tokenizer = get_tokenizer(
             model.is_multilingual,
             num_languages=model.num_languages,
@@ -74,7 +74,9 @@ class Stream:
         )
         ways = [[clip] for clip in self.clips] if settings.cut_at_pauses else [self.clips]
         # made when they are gone: each holds a window
-        self.walks = (Walk(self._subject, way, is_first=i == 0) for i, way in enumerate(ways))
+        self.walks: Iterator[Walk] = (
+            Walk(self._subject, way, is_first=i == 0) for i, way in enumerate(ways)
+        )
         self.segments: list[Segment] = []
         self.seek = 0
 
@@ -93,20 +95,30 @@ class Stream:
             segment.id = i
         text = self.tokenizer.decode(t for segment in segments for t in segment.tokens)
         use = None if self.settings.padding is None else self._subject.use
-        return Transcription(text, list(segments), self.language, use)
+        return Transcription(
+            text,
+            list(segments),
+            self.language,
+            use,
+            self.language_probability,
+            self.spectrogram.recording.duration_s,
+        )
 
-    def _language(self, given: str | None) -> str:
+    def _language(self, given: str | None) -> tuple[str, float]:
+        """The language, and its probability: 1 if it was given."""
         if given is not None:
-            return language_code(given)
+            return language_code(given), 1.0
         if not self.model.is_multilingual:
-            return "en"
+            return "en", 1.0
         # upstream reads the language from the first half minute with *silence* behind it
         policy = self.policy.with_fill("silence") if self.policy == Policy() else self.policy
         start = self.clips[0][0] if self.settings.vad_filter and self.clips else 0
         n_frames = min(self.n_frames - start, N_FRAMES)
         window = self.spectrogram.window(start, n_frames, fill=policy.fill)
         tokenizer = get_tokenizer(True, num_languages=self.model.num_languages)
-        return language_of(self.model, encode(self.model, [window], policy), tokenizer)[0][0]
+        memory = encode(self.model, [window], policy)
+        ((language, probabilities),) = language_of(self.model, memory, tokenizer)
+        return language, probabilities[language]
 
     @cached_property
     def _running(self) -> Iterator[Segment]:
@@ -154,10 +166,10 @@ def stream(
 
 
 def opened(audio: Audio) -> Recording:
-    """The recording of a path ("-": standard input) or of 16 kHz mono samples."""
-    if isinstance(audio, (str, Path)):
-        return Recording.open(audio)
-    return audio if isinstance(audio, Recording) else Recording.of(audio)
+    """The recording of a file or of 16 kHz samples: see `transcribe`."""
+    if isinstance(audio, Recording):
+        return audio
+    return Recording.of(audio) if isinstance(audio, (np.ndarray, Tensor)) else Recording.open(audio)
 
 
 def transcribe(
@@ -169,7 +181,8 @@ def transcribe(
 ) -> Transcription:
     """The text, segments and language of a recording of any length.
 
-    audio:   a path ("-": standard input) or 16 kHz mono samples
+    audio:   a path ("-": standard input), the bytes of a file, an open file, or 16 kHz samples:
+             floats in −1..1 or 16-bit integers, mono or (channels, n)
     verbose: print segments as they are found
     options: fields of Settings and of DecodingOptions, under openai-whisper's names
     """

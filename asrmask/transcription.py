@@ -4,9 +4,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+ATTRIBUTE = {"in_dictionary": False}  # metadata of a field
+
 
 class Record(Mapping[str, Any]):
-    """A dataclass that reads as a dictionary of its fields, without those that are None."""
+    """A dataclass that reads as a dictionary of its fields, without those that are None.
+
+    json.dumps takes dictionaries alone: json.dumps(record.to_dict()). Fields marked ATTRIBUTE are
+    not in the dictionary, which is openai-whisper's.
+    """
 
     def __getitem__(self, name: str) -> Any:
         if name not in iter(self):
@@ -14,19 +20,23 @@ class Record(Mapping[str, Any]):
         return getattr(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        return (f.name for f in fields(self) if getattr(self, f.name) is not None)  # type: ignore[arg-type]
+        return (
+            f.name
+            for f in fields(self)  # type: ignore[arg-type]
+            if f.metadata.get("in_dictionary", True) and getattr(self, f.name) is not None
+        )
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain dictionaries and lists all the way down."""
         return {name: _plain(value) for name, value in self.items()}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Record):
-        return value.as_dict()
+        return value.to_dict()
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
@@ -106,3 +116,5 @@ class Transcription(Record):
     segments: list[Segment] = field(default_factory=list)
     language: str = "en"
     padding: PaddingUse | None = None  # None: no policy was asked for
+    language_probability: float = field(default=1.0, metadata=ATTRIBUTE)  # 1: it was given
+    duration: float = field(default=0.0, metadata=ATTRIBUTE)  # of the recording, in seconds

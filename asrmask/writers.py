@@ -60,7 +60,7 @@ def write_tsv(result: Any, file: TextIO, layout: Layout) -> None:
 
 
 def write_json(result: Any, file: TextIO, layout: Layout) -> None:
-    json.dump(result.as_dict(), file)
+    json.dump(result.to_dict(), file)
 
 
 def write_vtt(result: Any, file: TextIO, layout: Layout) -> None:

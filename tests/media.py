@@ -21,7 +21,18 @@ def at_rate(samples, rate):
     return samples if rate == 16_000 else soxr.resample(samples, 16_000, rate)
 
 
-def encode(path, samples, codec, *, rate=16_000, channels=1, form="s16", video=False, options=None):
+def encode(
+    path,
+    samples,
+    codec,
+    *,
+    rate=16_000,
+    channels=1,
+    form="s16",
+    video=False,
+    options=None,
+    bit_rate=None,
+):
     """Write int16 samples, the same in every channel, to a file of the kind that its name says."""
     dtype, scale = SCALES[form]
     rows = np.repeat(samples[:, None], channels, axis=1)
@@ -29,6 +40,8 @@ def encode(path, samples, codec, *, rate=16_000, channels=1, form="s16", video=F
     layout = LAYOUTS[channels]
     with av.open(str(path), "w", options=options or {}) as out:
         stream = out.add_stream(codec, rate=rate, layout=layout)
+        if bit_rate is not None:
+            stream.bit_rate = bit_rate
         if video:
             film(out)
         frame = av.AudioFrame.from_ndarray(data.reshape(1, -1), format=form, layout=layout)
@@ -83,6 +96,13 @@ def unreadable(folder, samples):
         "noise.wav": (noise, "Invalid data"),
         "header.wav": (wav(pcm)[:30], "Invalid data"),
         "no_data.wav": (wav(b""), "got none"),
+        "interrupted.wav": (wav(b"", size=1000), "expected audio samples, got none"),
+        "channels.wav": (wav(pcm[:65_000], channels=65), "got 65 channels (must be 1..64)"),
+        "fast.wav": (
+            wav(pcm, rate=2**31 - 1),
+            "got a rate of 2147483647 Hz (must be 1000..3000000)",
+        ),
+        "slow.wav": (wav(pcm, rate=1), "got a rate of 1 Hz (must be 1000..3000000)"),
         "no_channels.wav": (wav(pcm, channels=0), "got one of zero channels"),
         "no_rate.wav": (wav(pcm, rate=0), "Invalid data"),
         "no_codec.wav": (wav(pcm, tag=0x1234), "unknown codec"),

@@ -1,5 +1,6 @@
 """Ablations: the spec, records that survive being killed, statistics, and the page."""
 
+import contextlib
 import json
 import random
 import re
@@ -13,7 +14,7 @@ import torch
 
 from asrmask.cli import main
 from asrmask.errors import OptionError
-from asrmask.experiments import report, spec, statistics
+from asrmask.experiments import plots, report, spec, statistics
 from asrmask.experiments.records import Records, RecordsError, read
 from asrmask.experiments.spec import Cell, Decoding, Grid, Spec, Trailing
 from asrmask.policy import Policy
@@ -135,7 +136,8 @@ def run_folder(spec_file, samples, tmp_path_factory):
     """A small ablation, run to its end."""
     out = tmp_path_factory.mktemp("run") / "whole"
     folder = next(iter(samples)).parent
-    assert main(["ablate", str(folder), "--spec", str(spec_file), "--out", str(out)]) == 0
+    with (out.parent / "said.txt").open("w") as said, contextlib.redirect_stderr(said):
+        assert main(["ablate", str(folder), "--spec", str(spec_file), "--out", str(out)]) == 0
     return out
 
 
@@ -153,6 +155,18 @@ def test_a_run_writes_all_its_files(run_folder):
         assert name in names
     for plot in ("wer_by_policy", "end_over_steps", "likelihood_by_position", "time_against_wer"):
         assert {f"plots/tiny.en-{plot}.svg", f"plots/tiny.en-{plot}.png"} <= names
+
+
+def test_without_a_terminal_every_cell_is_told_when_it_is_done(run_folder):
+    results = statistics.load(run_folder)
+    said = (run_folder.parent / "said.txt").read_text()
+    n_cells, n_all = len(results.summaries), results.about["n_records"]
+    for cell in results.summaries:
+        assert re.search(
+            rf"cell \d+ of {n_cells}, {re.escape(str(cell))}: (\d+) of \1 clips; ", said
+        )
+    assert {int(i) for i in re.findall(r"cell (\d+) of", said)} == set(range(1, n_cells + 1))
+    assert f"; {n_all} of {n_all} in all, 0 s left\n" in said
 
 
 def test_a_record_has_everything(run_folder):
@@ -240,6 +254,58 @@ def test_the_page_needs_nothing_from_outside(run_folder):
     assert "url(" not in page
     assert page.count("<audio") == 2
     assert page.count("data:image/svg+xml") == len(report.PLOTS)
+
+
+def covering(figure):
+    """Pairs of texts of a figure that cover each other, and texts that its edge cuts off."""
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    unseen = set()  # ticks beyond the ends of an axis are not drawn
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        low, high = sorted(axis.get_view_interval())
+        unseen |= {
+            tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high
+        }
+    texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
+    texts = [t for t in texts if t not in unseen]
+    boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in texts]
+    wrong = [name for name, box in boxes if not figure.bbox.padded(2).fully_contains(*box.min)]
+    wrong += [name for name, box in boxes if not figure.bbox.padded(2).fully_contains(*box.max)]
+    for i, (name, box) in enumerate(boxes):
+        wrong += [(name, other) for other, its in boxes[:i] if box.padded(-1).overlaps(its)]
+    return wrong
+
+
+def test_no_text_of_a_plot_covers_another(run_folder):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    results = statistics.load(run_folder)
+    for plot in plots.PLOTS:
+        figure = plots.figure_of(plot, results, "tiny.en")
+        FigureCanvasAgg(figure)
+        assert not covering(figure), plot.name
+
+
+def test_equal_lines_have_one_label_and_equal_points_are_rings(run_folder):
+    from matplotlib.figure import Figure
+
+    results = statistics.load(run_folder)
+    by_name = {plot.name: plot for plot in plots.PLOTS}
+    for name in ("wer_against_length", "end_over_steps", "likelihood_by_position"):
+        figure = plots.figure_of(by_name[name], results, "tiny.en")
+        labels = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert sum("mask:both = trim" in label for label in labels) == 1, name
+        assert not {"mask:both", "trim"} & set(labels), name
+    axes = Figure().subplots()
+    cells = [Cell("tiny.en", Policy(kind)) for kind in ("mask:both", "trim", "virtual")]
+    plots.draw_spots(axes, [plots.Spot(cell, 1.0, 2.0, is_usual=True) for cell in cells])
+    sizes = [line.get_markersize() for line in axes.lines]
+    assert sizes == sorted(set(sizes), reverse=True)  # the last is on top, and the smallest
+    assert [line.get_color() for line in axes.lines] == [
+        plots.COLOURS[c.policy.kind] for c in cells
+    ]
 
 
 def test_another_spec_or_a_second_run_is_refused(run_folder, spec_file, samples, tmp_path, capsys):

@@ -7,6 +7,9 @@ import random
 import re
 import shutil
 import struct
+import subprocess
+import sys
+import zipfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -435,19 +438,19 @@ TOO_WIDE = {NORM: torch.zeros(17)}
         ({"dims": DIMS.as_dict() | {"n_text_head": 3}}, "multiples of their head counts"),
         ({"dims": DIMS.as_dict() | {"n_text_state": 32}}, "equally wide"),
         ({"dims": DIMS.as_dict() | {"n_text_layer": 10**9}}, "1000000000 decoder layers"),
-        ({"dims": DIMS.as_dict() | {"n_mels": 10**30}}, "can be built"),
+        ({"dims": DIMS.as_dict() | {"n_mels": 10**30}}, "positive whole numbers"),
         ({"dims": DIMS.as_dict() | {"n_mels": 80}}, f"{CONV} has the wrong shape"),
         ({"model_state_dict": [1]}, "got list"),
         ({"model_state_dict": {CONV: "x"}}, f"got '{CONV}': str"),
         ({"model_state_dict": {5: torch.zeros(1)}}, "got 5: Tensor"),
-        ({"model_state_dict": {}}, "2 encoder layers, got weights of 0"),
+        ({"model_state_dict": {}}, "expected decoder.positional_embedding, got none"),
         ({"model_state_dict": without(NORM)}, f"expected {NORM}, got none"),
         ({"model_state_dict": random_weights() | {"a\nb": torch.zeros(1)}}, "'a\\nb'"),
         ({"model_state_dict": random_weights() | TOO_WIDE}, "got (17,), expected (16,)"),
         ({"model_state_dict": random_weights() | {NORM: torch.ones(16).int()}}, "torch.int32"),
         (
             {"model_state_dict": random_weights() | {NORM: torch.ones(16, device="meta")}},
-            "on meta",
+            "_rebuild_meta_tensor_no_storage",
         ),
         ({"model_state_dict": random_weights() | {NORM: torch.ones(16).to_sparse()}}, "sparse"),
     ],
@@ -591,3 +594,165 @@ def test_damage_anywhere_is_refused_in_one_line_or_does_not_matter(tmp_path, wri
         refusal(path)
         n_refused += 1
     assert n_refused >= 20
+
+
+# ---- files that ask for more than they hold
+
+
+def huge_context(folder):
+    return write_openai(folder, n_audio_ctx=10**8)
+
+
+def repeated_row(folder):
+    """A vocabulary of 1e8 tokens, each the same row of the file."""
+    weights, name = random_weights(), "decoder.token_embedding.weight"
+    weights[name] = weights[name][:1].expand(10**8, -1)
+    return write_openai(folder, weights, n_vocab=10**8)
+
+
+def repeated_layers(folder):
+    """500 layers whose weights are all the same bytes of the file."""
+    state, dims = 256, {"n_audio_state": 256, "n_text_state": 256, "n_text_layer": 500}
+    shapes = Whisper(ModelDimensions(**DIMS.as_dict() | dims | {"n_text_layer": 1})).state_dict()
+    same = torch.zeros(4 * state * state)
+    weights = {}
+    for name, weight in shapes.items():
+        for i in range(500 if name.startswith("decoder.blocks.") else 1):
+            named = name.replace("decoder.blocks.0.", f"decoder.blocks.{i}.")
+            weights[named] = same[: weight.numel()].view(weight.shape)
+    return write_openai(folder, weights, **dims)
+
+
+def zip_bomb(folder):
+    """A storage that takes a thousand times as much memory as its part of the file."""
+    path, packed = write_openai(folder), folder / "packed.pt"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, bytes(300_000_000) if name.endswith("data/0") else old.read(name))
+    return packed
+
+
+def many_scales(folder):
+    """A row over a column of scales would be a matrix."""
+    name = "decoder/embeddings/weight"
+    changed = [(name, np.ones((1, 20_000), np.float16))]
+    return write_ct2(folder, changed=[*changed, (f"{name}_scale", np.ones(20_000, np.float16))])
+
+
+def many_aliases(folder):
+    path = write_ct2(folder) / "model.bin"
+    name, data = b"decoder/embeddings/weight\0", path.read_bytes()
+    names = [name, b"decoder/projection/weight\0"]
+    head = len(data) - 4 - sum(2 + len(text) for text in names)
+    pairs = b"".join(
+        struct.pack("<H", len(text)) + text
+        for i in range(20_000)
+        for text in (b"decoder/x_%d/weight\0" % i, name)
+    )
+    path.write_bytes(data[:head] + struct.pack("<I", 20_000) + pairs)
+    return folder
+
+
+def costly_key(folder):
+    """A key whose hash takes 2^99 steps: pairs of pairs, each of the same pair twice."""
+    key = b")" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(99))
+    with zipfile.ZipFile(folder / "model.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}" + key + b"K\x01s.")
+    return folder / "model.pt"
+
+
+def deep_key(folder):
+    """A key whose hash overflows the stack."""
+    with zipfile.ZipFile(folder / "model.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02})" + b"\x85" * 2**20 + b"K\x01s.")
+    return folder / "model.pt"
+
+
+HUGE = {
+    huge_context: "encoder.positional_embedding has the wrong shape, got (20, 16), expected (1000",
+    repeated_row: "must be in the file as a whole, got (100000000, 16) with strides (0, 1)",
+    repeated_layers: "must be in the file as a whole",
+    zip_bomb: "expected a zip of files that are not compressed",
+    many_scales: "20000 scales of 'decoder/embeddings/weight', which is (1, 20000)",
+    many_aliases: "elements in",
+    costly_key: "uses a value twice",
+    deep_key: "values within values",
+}
+
+
+def test_a_file_that_asks_for_more_than_it_holds_is_refused_before_memory_is_taken(tmp_path):
+    for make in HUGE:
+        (tmp_path / make.__name__).mkdir()
+    paths = [str(make(tmp_path / make.__name__)) for make in HUGE]
+    code = (
+        "import os, resource, sys\n"
+        "from asrmask.checkpoints import load_model\n"
+        "from asrmask.errors import CheckpointError\n"
+        "for path in sys.argv[1:2] + sys.argv[1:]:\n"  # the first imports what it needs
+        "    try: print(load_model(path, device='cpu').dims)\n"
+        "    except CheckpointError as error: print(error)\n"
+        "    used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (used + 2 ** 27, -1))\n"
+    )
+    if sys.platform != "linux":
+        pytest.skip("memory is limited by Linux's means")
+    run = [sys.executable, "-c", code, *paths]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=300)
+    for line, words in zip(done.stdout.splitlines()[1:], HUGE.values(), strict=True):
+        assert words in line
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+def test_a_width_that_has_no_position_table_is_refused(tmp_path, width):
+    dims = {"n_audio_state": width, "n_text_state": width, "n_audio_head": 1, "n_text_head": 1}
+    assert "widths must be even and 4 or more" in refusal(write_openai(tmp_path, **dims))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (lambda w: torch.nested.nested_tensor([w, w[:2]]), "_rebuild_nested_tensor"),
+        (lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8), "_rebuild_qtensor"),
+        (lambda w: w[:1].clone().expand(16), "in the file as a whole, got (16,) with strides (0,)"),
+        (lambda w: w.to(torch.float8_e4m3fn), "_rebuild_tensor_v3"),
+    ],
+    ids=["nested", "quantised", "expanded", "8 bits"],
+)
+def test_a_tensor_that_is_not_plain_is_refused(tmp_path, odd, words):
+    weights = random_weights()
+    assert words in refusal(write_openai(tmp_path, weights | {NORM: odd(weights[NORM])}))
+
+
+def test_parameters_and_transposed_tensors_are_read(tmp_path):
+    name, weights = "decoder.blocks.1.mlp.0.weight", random_weights()
+    odd = {NORM: torch.nn.Parameter(weights[NORM]), name: weights[name].T.contiguous().T}
+    for zipped in (True, False):
+        content = {"dims": DIMS.as_dict(), "model_state_dict": weights | odd}
+        torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+        got = load_model(str(tmp_path / "a.pt")).state_dict()
+        for key, weight in weights.items():
+            assert torch.equal(got[key], weight)
+            assert got[key].is_contiguous()
+
+
+def test_a_model_does_not_change_with_the_file_it_was_read_from(tmp_path):
+    path = write_openai(tmp_path)
+    model = load_model(str(path), device="cpu")
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    assert torch.equal(model.decoder.ln.weight, random_weights()["decoder.ln.weight"])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_damaged_and_hostile_checkpoints(tmp_path, seed):
+    import fuzzing_checkpoints  # it imports this file
+
+    for number in range(150):
+        name, run = fuzzing_checkpoints.case(seed, number, tmp_path)
+        try:
+            run()
+        except Exception as error:
+            raise AssertionError(
+                f"scripts/fuzz checkpoints --seed {seed} --only {number}: {name}"
+            ) from error

@@ -61,10 +61,9 @@ def test_every_broken_file_gets_one_line_and_the_others_are_done(run, speech, tm
     folder.mkdir()
     clip = read_flac(speech)
     (folder / "one_sample.wav").write_bytes(wav(clip[:1].tobytes()))
-    (folder / "silence.wav").write_bytes(wav(bytes(32_000)))
     lost = unreadable(folder, clip) | {
         folder / "one_sample.wav": "too short, got 1 samples, expected 160 or more",
-        folder / "silence.wav": "pure silence, got 16000 zeros, expected speech",
+        folder / "folder.wav": "expected a folder with audio or video files, got an empty folder",
     }
     cut = truncated(folder, clip)
     files = [*lost, speech, *cut]
@@ -125,6 +124,13 @@ def test_outputs_never_overwrite_each_other(run, speech, tmp_path):
     assert names(target) == {"x.flac.tsv", "x.wav.tsv"}
 
 
+def test_several_formats_may_be_asked_for(run, speech, tmp_path):
+    code, _, _ = run(
+        "transcribe", "--skip_existing", speech, "-f", "srt,vtt", "-o", tmp_path, *QUICK
+    )
+    assert (code, names(tmp_path)) == (0, {f"{speech.stem}.srt", f"{speech.stem}.vtt"})
+
+
 def test_words_may_be_underlined_and_flags_spelled_with_either_dash(run, speech, tmp_path):
     code, out, _ = run(
         *("transcribe", speech, "--output-dir", tmp_path, "--output_format=vtt", "--beam-size=1"),
@@ -176,7 +182,7 @@ def test_every_command_has_help(run, command):
         ["transcribe", "a.wav", "--beam-size", "many"],
         ["transcribe", "a.wav", "--temperature", "hot"],
         ["transcribe", "a.wav", "--no_speech_threshold", "x"],
-        ["transcribe", "a.wav", "--fp16", "maybe"],
+        ["transcribe", "a.wav", "--fp16=maybe"],
         ["transcribe", "a.wav", "--task", "sing"],
         ["transcribe", "a.wav", "-f", "doc"],
         ["models", "tiny"],
@@ -186,6 +192,60 @@ def test_wrong_usage_is_one_line_and_ends_with_2(run, arguments):
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert re.fullmatch(r"asrmask( \w+)?: error: .+\n", err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("a.mp3", "a command is missing, did you mean: asrmask transcribe a.mp3"),
+        ("-", "a command is missing, did you mean: asrmask transcribe -"),
+        ("--fast a.mp3", "a command is missing, did you mean: asrmask transcribe --fast a.mp3"),
+        ("trancribe a.mp3", "unknown command trancribe, did you mean transcribe?"),
+        ("sing", "unknown command sing, expected one of transcribe, compare, "),
+        ("transcribe a.mp3 --langauge de", "unknown flag --langauge, did you mean --language?"),
+        ("transcribe --beam-sise=5", "unknown flag --beam-sise, did you mean --beam_size?"),
+        ("transcribe a.mp3 --loud", "unknown flag --loud (see"),
+        ("models --model-dri x", "unknown flag --model-dri, did you mean --model_dir?"),
+        ("transcribe -o.mp3", "-o.mp3 is read as a flag, for the file write ./-o.mp3"),
+        ("transcribe --o.mp3", "--o.mp3 is read as a flag, for the file write ./--o.mp3"),
+    ],
+)
+def test_wrong_usage_says_what_may_be_meant(run, tmp_path, monkeypatch, arguments, told):
+    monkeypatch.chdir(tmp_path)
+    for name in ("-o.mp3", "--o.mp3"):
+        (tmp_path / name).touch()
+    code, out, err = run(*arguments.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"error: {told}" in err
+
+
+def test_what_an_english_model_cannot_do_is_said(run, speech):
+    flags = ["--language", "de", "--task", "translate"]
+    code, out, err = run("transcribe", speech, "-f", "none", *flags, *QUICK)
+    assert code == 0
+    assert "young man" in out
+    left_out = [line for line in err.splitlines() if "left out" in line]
+    assert left_out == [
+        "asrmask: tiny.en knows English only, --language de is left out",
+        "asrmask: tiny.en knows English only, --task translate is left out",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("others", "got"),
+    [([], "an empty folder"), (["a.txt"], "1 other file"), ("ab", "2 other files")],
+)
+@pytest.mark.parametrize("command", ["transcribe", "inspect"])
+def test_a_folder_without_audio_is_told_as_such(run, tmp_path, monkeypatch, command, others, got):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in others:
+        (folder / name).touch()
+    code, out, err = run(command, folder)
+    assert (code, out) == (1, "")
+    expected = f"{folder}: expected a folder with audio or video files, got {got}"
+    assert f"asrmask: error: {expected}" in err.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,14 @@ MODES = {
     "beam": {"beam_size": 3},
     "patient beam": {"beam_size": 2, "patience": 2.0, "length_penalty": 0.6},
     "impatient beam": {"beam_size": 4, "patience": 0.4},
-    "prompted": {"prompt": "Mrs. Dashwood and her daughters", "prefix": "And Mr."},
+    "prompted": {"prompt": "Mrs. Dashwood and her daughters"},
+}
+PREFIXED = {
+    "greedy": {"without_timestamps": True},
+    "beam": {"without_timestamps": True, "beam_size": 3},
+    "prompted": {"without_timestamps": True, "prompt": "Mrs. Dashwood and her daughters"},
+    "with times": {},
+    "beam with times": {"beam_size": 3},
 }
 
 
@@ -48,6 +55,67 @@ def test_tokens_and_scores_equal_upstream(model, upstream_model, windows, mode):
     assert ours.text == theirs.text
     for name in ("avg_logprob", "no_speech_prob", "compression_ratio", "temperature"):
         assert getattr(ours, name) == pytest.approx(getattr(theirs, name), abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", PREFIXED)
+def test_the_prefix_begins_the_text_alone_and_in_a_batch(model, windows, mode):
+    options = DecodingOptions(language="en", prefix="And Mr.", **PREFIXED[mode])
+    given = get_tokenizer(False).encode(" And Mr.")
+    if not options.without_timestamps:
+        given = [get_tokenizer(False).timestamp_begin, *given]
+    together = decode(model, torch.stack(windows[:2]), options)
+    for window, result in zip(windows, together, strict=False):
+        alone = decode(model, window, options)
+        assert result.tokens == alone.tokens
+        assert alone.tokens[: len(given)] == given
+        assert len(alone.tokens) > len(given)
+        assert alone.text.startswith("And Mr.")
+        assert result.avg_logprob == pytest.approx(alone.avg_logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", [name for name in PREFIXED if "times" not in name])
+def test_without_times_what_follows_a_prefix_and_its_score_equal_upstream(
+    model, upstream_model, windows, mode
+):
+    whisper = upstream.whisper()
+    given = get_tokenizer(False).encode(" And Mr.")
+    ours = decode(model, windows[0], language="en", prefix="And Mr.", **PREFIXED[mode])
+    options = whisper.DecodingOptions(language="en", prefix="And Mr.", fp16=False, **PREFIXED[mode])
+    theirs = whisper.decode(upstream_model, windows[0], options)
+    assert ours.tokens == given + theirs.tokens
+    assert ours.avg_logprob == pytest.approx(theirs.avg_logprob, abs=1e-4)
+
+
+def test_a_prefix_may_be_all_of_the_text(model, windows):
+    choices = {"language": "en", "without_timestamps": True, "suppress_blank": False}
+    whole = decode(model, windows[1], **choices)
+    again = decode(model, windows[1], prefix=whole.tokens, **choices)
+    assert again.tokens == whole.tokens
+    assert again.ended
+
+
+def test_a_prefix_of_spaces_is_none(model, windows):
+    plain, blank = (decode(model, windows[1], language="en", prefix=p) for p in (None, "  "))
+    assert plain.tokens == blank.tokens
+
+
+def test_a_prefix_must_leave_room(model, windows):
+    with pytest.raises(OptionError, match=r"^prompt and prefix must leave room in 448 tokens, got"):
+        decode(model, windows[0], language="en", prefix=[1000] * 448)
+
+
+def test_a_prefix_begins_at_the_audio_wherever_that_lies(model, samples):
+    spectrogram = audio.Spectrogram(audio.Recording.open(next(iter(samples))), 80)
+    window = spectrogram.window(0, spectrogram.n_frames, fill="zero")
+    options = DecodingOptions(language="en", prefix="And Mr.")
+    result = decode(
+        model, window, options, padding="trim,margin=5,positions=last", policy_fallback=False
+    )
+    begin = get_tokenizer(False).timestamp_begin
+    assert result.tokens[0] == begin
+    assert result.text.startswith("And Mr.")
+    times = [token - begin for token in result.tokens if token >= begin]
+    assert max(times) <= spectrogram.n_frames // 2 + 250
 
 
 @pytest.mark.parametrize("choices", [{"temperature": 0.7}, {"temperature": 1.0, "best_of": 4}])

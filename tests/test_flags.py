@@ -9,7 +9,9 @@ import torch
 from asrmask import cli, upstream
 from asrmask.cli import transcribe as command
 from asrmask.errors import OptionError
+from asrmask.presets import FAST
 from asrmask.tokenizer import LANGUAGES, language_code
+from asrmask.writers import WRITERS
 
 # where ours differs on purpose: flag → (theirs, ours)
 DEFAULTS = {
@@ -20,12 +22,9 @@ DEFAULTS = {
         None,
     ),  # chosen when the model is loaded
 }
-CHOICES = {
-    "output_format": {"none"},  # text on standard output only
-}
-# any text is taken, and checked later: languages in any case, models on loading
-FREE = {"language", "model"}
-SAMPLES = ["0", "1", "-1", "5", "0.5", "-0.5", "1e-3", "None", "True", "False", "text"]
+# any text is taken, and checked later: languages in any case, models on loading, lists of formats
+FREE = {"language", "model", "output_format"}
+SAMPLES = ["0", "1", "-1", "5", "0.5", "-0.5", "1e-3", "None", "True", "False", "text", "srt"]
 
 
 class Parsed(Exception):
@@ -80,11 +79,69 @@ def test_defaults_are_theirs_but_for_those_listed(theirs, ours):
     assert differing == DEFAULTS
 
 
-def test_choices_are_theirs_and_those_listed(theirs, ours):
+def test_choices_are_theirs(theirs, ours):
     for name, action in theirs.items():
         if name not in FREE:
-            more = CHOICES.get(name, set())
-            assert set(ours[name].choices or ()) == set(action.choices or ()) | more
+            assert set(ours[name].choices or ()) == set(action.choices or ())
+
+
+def test_formats_are_theirs_and_may_be_several_or_none(theirs, parser):
+    def formats(text):
+        return parser.parse_args(["a.wav", "-f", text]).output_format
+
+    every = set(theirs["output_format"].choices) - {"all"}
+    assert all(formats(name) == [name] for name in every)
+    assert set(formats("all")) == every
+    assert formats("none") == []
+    assert formats("srt,vtt,srt") == formats("srt, vtt") == ["srt", "vtt"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"), [("doc", "doc"), ("srt,all", "all"), ("none,srt", "none"), ("srt,", "")]
+)
+def test_formats_that_cannot_be_say_what_is_allowed(parser, capsys, text, wrong):
+    with pytest.raises(SystemExit):
+        parser.parse_args(["a.wav", "-f", text])
+    told = f"expected all, none, or some of {', '.join(WRITERS)} with commas between, got {wrong!r}"
+    assert told in capsys.readouterr().err
+
+
+def booleans(actions):
+    return {name for name, action in actions.items() if action.type is cli.boolean}
+
+
+def test_flags_that_are_yes_or_no_may_stand_alone_and_never_take_a_file(ours, parser):
+    assert {"vad_filter", "fp16", "word_timestamps", "fast", "verbose"} <= booleans(ours)
+    for name in booleans(ours):
+        dashed = name.replace("_", "-")
+        for given in ([f"--{name}"], [f"--{dashed}"], [f"--{name}", "true"], [f"--{dashed}=True"]):
+            args = parser.parse_args([*given, "a.wav"])
+            assert (getattr(args, name), args.audio) == (True, ["a.wav"])
+            assert getattr(parser.parse_args(["a.wav", *given]), name) is True
+        args = parser.parse_args([f"--{name}", "False", "a.wav"])
+        assert (getattr(args, name), args.audio) == (False, ["a.wav"])
+
+
+@pytest.mark.parametrize("given", [["--fp16=maybe"], ["--fp16", "no"], ["--fp16", "0"]])
+def test_flags_that_are_yes_or_no_take_true_and_false_only(parser, capsys, given):
+    with pytest.raises(SystemExit):
+        parser.parse_args(["a.wav", *given])
+    assert "argument --fp16: expected True or False, got " in capsys.readouterr().err
+
+
+def test_files_may_be_between_flags(parser):
+    args = parser.parse_args(["a.wav", "--vad_filter", "b.wav", "-f", "srt", "-", "--", "--c.wav"])
+    assert args.audio == ["a.wav", "b.wav", "-", "--c.wav"]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["a.wav", "-f", "srt", "b.wav", "-x"])
+
+
+def test_a_preset_is_set_unless_it_is_false():
+    fresh = cli.Parser(prog="asrmask transcribe", allow_abbrev=False)
+    command.add_arguments(fresh)
+    assert fresh.parse_args(["a.wav", "--fast", "False"]).batch_size == 1
+    args = fresh.parse_args(["--fast", "a.wav", "--beam_size", "2"])
+    assert (args.batch_size, args.beam_size, args.audio) == (FAST["batch_size"], 2, ["a.wav"])
 
 
 def test_every_language_of_theirs_is_known(theirs):
@@ -126,7 +183,7 @@ def test_every_flag_may_be_spelled_with_dashes(ours, parser):
 def samples(action):
     """Texts that a flag takes, other than what gives its default."""
     texts = action.choices or SAMPLES
-    return (text for text in texts if value(action, text) not in {None, (action.default,)})
+    return (text for text in texts if value(action, text) not in [None, (action.default,)])
 
 
 def test_a_value_keeps_its_dashes(parser):

@@ -23,6 +23,7 @@ ORDER = [
     "hallucination settings",
     "walk",
     "transcriber",
+    "loaded",
     "batches checkpoints",
     "jobs upstream huggingface",
     "instruments systems",

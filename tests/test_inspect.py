@@ -338,7 +338,7 @@ def test_the_diagnosis_is_what_inspect_says(model, clips, out):
 def test_where_no_padding_is_seen_there_is_nothing_to_diagnose(model, clips):
     settings = Settings(temperature=0.0, padding="trim", policy_fallback=False)
     for segment in stream(model, clips[1], settings, watch=Watcher(heard=Diagnose(model))):
-        assert segment.diagnosis.as_dict() == {"padding_s": 0.0}
+        assert segment.diagnosis.to_dict() == {"padding_s": 0.0}
     settings = Settings(temperature=0.0, padding="virtual")
     for segment in stream(model, clips[1], settings, watch=Watcher(heard=Diagnose(model))):
         assert segment.diagnosis.padding_s == pytest.approx(24.7)

@@ -14,11 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from media import at_rate, encode, read_flac
+from media import at_rate, encode, read_flac, unreadable, wav
 
-from asrmask import cli, jobs
+from asrmask import batches, cli, jobs, transcriber
 from asrmask.cli import transcribe as command
 from asrmask.errors import AudioError, OptionError
+from asrmask.walk import Ask, Walk
 
 QUICK = ["--beam_size", "None", "--temperature_increment_on_fallback", "None", "--threads", "1"]
 DEADLINE_S = 120
@@ -231,6 +232,20 @@ def test_interrupted_between_files_says_what_is_left(monkeypatch, tmp_path, caps
     )
 
 
+def test_lines_are_for_whole_parts_or_seconds_apart(monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: now)
+    advance = jobs.Lines()
+    advance(40, 100)  # an earlier run did 40
+    for seconds, done, is_whole in ((1, 41, False), (2, 50, True), (3, 51, False), (30, 70, False)):
+        now = float(seconds)
+        advance(done, 100, f"part {done}", is_whole)
+    assert capsys.readouterr().err == (
+        "asrmask: part 50; 50 of 100 in all, 10 s left\n"
+        "asrmask: part 70; 70 of 100 in all, 30 s left\n"
+    )
+
+
 def test_a_reader_that_has_gone_ends_the_work_without_a_word(samples, tmp_path):
     running = start(*samples, "-f", "txt", "-o", tmp_path, stdout=subprocess.PIPE, stderr=-1)
     running.stdout.close()
@@ -264,6 +279,128 @@ def test_a_folder_of_all_sorts_is_done_but_for_what_is_no_audio(samples, tmp_pat
         "got: Invalid data found when processing input"
     ]
     assert lines[-1] == f"asrmask: 1 of 4 files failed: {folder / 'bad.wav'}"
+
+
+MODES = pytest.mark.parametrize("mode", [QUICK, ["--fast", "--threads", "1"]], ids=["one", "fast"])
+
+
+@pytest.fixture(scope="module")
+def short(samples, tmp_path_factory):
+    """A folder of ten clips, of different lengths from 1.5 to 2.4 s."""
+    folder = tmp_path_factory.mktemp("short")
+    for i, path in enumerate(list(samples) * 2):
+        clip = read_flac(path)[: 24_000 + 1_600 * i]
+        encode(folder / f"good{i}.wav", clip, "pcm_s16le")
+    return folder
+
+
+def errors(lines):
+    return [line for line in lines if line.startswith("asrmask: error: ")]
+
+
+@MODES
+def test_one_bad_file_of_each_kind_leaves_the_others_alone(short, samples, tmp_path, capfd, mode):
+    folder, target = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    lost = unreadable(folder, read_flac(list(samples)[1]))
+    if os.geteuid() != 0:
+        (folder / "secret.wav").write_bytes(wav(bytes(32_000)))
+        (folder / "secret.wav").chmod(0)
+        lost[folder / "secret.wav"] = "Permission denied"
+    lost[folder / "folder.wav"] = "expected a folder with audio or video files, got an empty folder"
+    good = sorted(short.iterdir())
+    files = [str(path) for path in [*list(lost)[:9], *good, *list(lost)[9:]]]
+    assert cli.main(["transcribe", *files, "-f", "txt", "-o", str(target), *mode]) == 1
+    out, err = capfd.readouterr()
+    assert names(target) == [f"{path.stem}.txt" for path in good]
+    texts = [(target / name).read_text() for name in names(target)]
+    assert all(texts)
+    assert out == "".join(texts)
+    lines = err.splitlines()
+    assert all(line.startswith("asrmask: ") for line in lines)
+    assert len(errors(lines)) == len(lost)
+    for path, problem in lost.items():
+        (said,) = [line for line in errors(lines) if f" {path}: " in line]
+        assert problem in said
+    assert lines[-1].startswith(f"asrmask: {len(lost)} of {len(files)} files failed: ")
+
+
+@MODES
+def test_silence_is_an_empty_transcript(short, tmp_path, capfd, mode):
+    silence = tmp_path / "silence.wav"
+    silence.write_bytes(wav(bytes(32_000)))
+    sources = [str(short / "good0.wav"), str(silence), str(short / "good1.wav")]
+    call = ["transcribe", *sources, "-o", str(tmp_path), "--skip_existing", *mode]
+    assert cli.main(call) == 0
+    out, err = capfd.readouterr()
+    assert err.count(f"asrmask: {silence}: only silence, its transcript is empty\n") == 1
+    assert errors(err.splitlines()) == []
+    assert out == "".join((tmp_path / f"good{i}.txt").read_text() for i in range(2))
+    empty = {"txt": "", "vtt": "WEBVTT\n\n", "srt": "", "tsv": "start\tend\ttext\n"}
+    for form, text in empty.items():
+        assert (tmp_path / f"silence.{form}").read_text() == text
+    found = json.loads((tmp_path / "silence.json").read_text())
+    assert (found["text"], found["segments"]) == ("", [])
+    assert cli.main(call) == 0
+    assert "3 of 3 files have their outputs already" in capfd.readouterr().err
+
+
+def fail_at(monkeypatch, place, name, n_frames):
+    """Let a function fail where it has to do with a window of that many frames."""
+    function = getattr(place, name)
+
+    def failing(*arguments):
+        windows = [walk.ask.window for walk in arguments if isinstance(walk, Walk) and walk.ask]
+        windows += [ask.window for asks in arguments if isinstance(asks, list) for ask in asks]
+        windows += [ask.window for ask in arguments if isinstance(ask, Ask)]
+        if any(window.n_frames == n_frames for window in windows):
+            raise RuntimeError("nobody\nthought of it")
+        return function(*arguments)
+
+    monkeypatch.setattr(place, name, failing)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "mode"),
+    [
+        (Walk, "tell", QUICK),
+        (transcriber, "answer", QUICK),
+        (Walk, "tell", ["--fast", "--threads", "1"]),
+        (batches, "answer_all", ["--fast", "--threads", "1"]),
+    ],
+)
+def test_an_exception_that_nobody_thought_of_ends_one_file(
+    short, tmp_path, capfd, monkeypatch, place, name, mode
+):
+    fail_at(monkeypatch, place, name, 180)  # good3.wav
+    files = sorted(map(str, short.iterdir()))[:5]
+    assert cli.main(["transcribe", *files, "-f", "txt", "-o", str(tmp_path), *mode]) == 1
+    out, err = capfd.readouterr()
+    done = [f"good{i}.txt" for i in range(5) if i != 3]
+    assert names(tmp_path) == done
+    assert out == "".join((tmp_path / name).read_text() for name in done)
+    lines = err.splitlines()
+    assert all(line.startswith("asrmask: ") for line in lines)
+    assert errors(lines) == [
+        f"asrmask: error: {short / 'good3.wav'}: unexpected RuntimeError (nobody thought of it), "
+        "please report it with what ASRMASK_DEBUG=1 shows"
+    ]
+    assert lines[-1] == f"asrmask: 1 of 5 files failed: {short / 'good3.wav'}"
+
+
+def test_the_traceback_of_a_defect_is_shown_if_asked_for(short, capfd, monkeypatch):
+    fail_at(monkeypatch, transcriber, "answer", 150)
+    monkeypatch.setenv("ASRMASK_DEBUG", "1")
+    assert cli.main(["transcribe", str(short / "good0.wav"), "-f", "none", *QUICK]) == 1
+    assert "Traceback (most recent call last)" in capfd.readouterr().err
+
+
+def test_a_window_that_fails_among_others_ends_the_call_for_all_in_python(
+    model, short, monkeypatch
+):
+    fail_at(monkeypatch, batches, "answer_all", 180)
+    with pytest.raises(RuntimeError, match="nobody"):
+        batches.transcribe_all(model, sorted(short.iterdir())[:4], batch_size=4, temperature=0.0)
 
 
 # --- what is shown

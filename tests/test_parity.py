@@ -65,7 +65,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_difference_is_named(name):
     change, expected = CHANGES[name]
-    theirs = made().as_dict()
+    theirs = made().to_dict()
     change(theirs)
     found = first_difference(made(), theirs)
     assert str(found).startswith(expected)
@@ -73,7 +73,7 @@ def test_every_difference_is_named(name):
 
 
 def test_no_difference_is_none():
-    theirs = made().as_dict()
+    theirs = made().to_dict()
     assert first_difference(made(), theirs) is None
     # how sure the model was may differ in the last digits
     theirs["segments"][0].update(avg_logprob=-0.3, no_speech_prob=0.02, compression_ratio=1.2)
@@ -82,13 +82,13 @@ def test_no_difference_is_none():
 
 
 def test_the_first_difference_is_the_one_named():
-    theirs = made().as_dict()
+    theirs = made().to_dict()
     theirs["segments"][1]["end"] = theirs["segments"][0]["end"] = 9.0
     assert str(first_difference(made(), theirs)).startswith("segment 0, end")
 
 
 def test_a_time_may_be_one_position_off_and_what_follows_is_its_consequence():
-    theirs = made().as_dict()
+    theirs = made().to_dict()
     theirs["segments"][0]["words"][1]["end"] += 0.02
     found = first_difference(made(), theirs)
     assert found.is_near

@@ -136,3 +136,26 @@ def test_splitting_changes_nothing_that_it_is_given():
     before = list(ids)
     ours.split_to_word_tokens(ids)
     assert ids == before
+
+
+@pytest.mark.parametrize("multilingual", [True, False])
+def test_language_codes_and_tokens_are_upstream_s(multilingual):
+    ours, theirs = get_tokenizer(multilingual), upstream.get_tokenizer(multilingual)
+    pairs = [
+        set(zip(one.all_language_codes, one.all_language_tokens, strict=True))
+        for one in (ours, theirs)
+    ]
+    assert len(pairs[0]) == 99
+    assert pairs[0] == pairs[1]
+
+
+def test_tokens_are_split_into_whole_characters_as_upstream():
+    tokens = [8404, 871, 287, 6, 246, 526, 3210, 20378]
+    words, groups = get_tokenizer(True).split_tokens_on_unicode(tokens)
+    assert words == [" elle", " est", " l", "'", "\ufffd", "é", "rit", "oire"]
+    assert groups == [[token] for token in tokens]
+    theirs = upstream.get_tokenizer(True)
+    assert (words, groups) == theirs.split_tokens_on_unicode(tokens)
+    assert get_tokenizer(True).split_tokens_on_spaces(tokens) == theirs.split_tokens_on_spaces(
+        tokens
+    )

@@ -1,10 +1,23 @@
 """The window loop: equal to openai-whisper's, and defined at every edge."""
 
+import io
+import json
+
 import numpy as np
 import pytest
 import torch
 
-from asrmask import load_audio, upstream
+from asrmask import (
+    DecodingOptions,
+    Recording,
+    decode,
+    load_audio,
+    load_model,
+    log_mel_spectrogram,
+    pad_or_trim,
+    transcribe_all,
+    upstream,
+)
 from asrmask.audio import SAMPLE_RATE
 from asrmask.errors import AudioError, OptionError
 from asrmask.settings import Settings
@@ -119,7 +132,7 @@ def test_result_reads_as_a_dictionary(model, sample):
     assert "words" not in result.segments[0]
     with pytest.raises(KeyError):
         result["words"]
-    plain = result.as_dict()
+    plain = result.to_dict()
     assert type(plain["segments"][0]) is dict
 
 
@@ -137,12 +150,107 @@ def test_bad_options_are_refused(model, sample, bad):
         transcribe(model, sample, **bad)
 
 
-def test_unknown_options_are_refused(model, sample):
-    with pytest.raises(TypeError, match="beams"):
-        transcribe(model, sample, beams=5)
+@pytest.mark.parametrize("error", [TypeError, OptionError])
+def test_unknown_options_are_refused_with_the_one_that_is_meant(model, sample, error):
+    with pytest.raises(error, match=r"option beamsize: did you mean beam_size\?"):
+        transcribe(model, sample, beamsize=5)
+    with pytest.raises(error, match=r"option word_timestamp: did you mean word_timestamps\?"):
+        transcribe_all(model, [sample], word_timestamp=True)
+    with pytest.raises(error, match=r"option langauge: did you mean language\?"):
+        model.decode(torch.zeros(80, 3000), langauge="en")
+    with pytest.raises(error, match=r"option xyz$"):
+        transcribe(model, sample, xyz=5)
 
 
-@pytest.mark.parametrize("samples", [np.array([np.nan] * 1600), np.zeros((2, 1600))])
+def test_a_loaded_model_has_upstream_s_methods(model, sample):
+    result = model.transcribe(str(sample), temperature=0.0)
+    assert result.text == transcribe(model, sample, temperature=0.0).text
+    mel = log_mel_spectrogram(pad_or_trim(load_audio(sample)))
+    assert model.decode(mel, DecodingOptions()).tokens == decode(model, mel).tokens
+    with pytest.raises(OptionError, match="multilingual"):
+        model.detect_language(mel)
+
+
+def test_results_tell_their_length_and_language_and_become_json(model, sample):
+    result = transcribe(model, sample, temperature=0.0)
+    assert result.duration == len(load_audio(sample)) / SAMPLE_RATE
+    assert (result.language, result.language_probability) == ("en", 1.0)
+    assert list(json.loads(json.dumps(result.to_dict()))) == ["text", "segments", "language"]
+
+
+def test_a_detected_language_has_its_probability(base_model, sample):
+    result = transcribe(base_model, sample, temperature=0.0)
+    mel = log_mel_spectrogram(pad_or_trim(load_audio(sample)))
+    _, probabilities = base_model.detect_language(mel)
+    assert result.language == "en"
+    assert result.language_probability == pytest.approx(probabilities["en"], abs=1e-4)
+
+
+def test_audio_may_be_a_path_bytes_an_open_file_or_a_pipe(model, sample):
+    expected = load_audio(sample)
+
+    class Pipe(io.RawIOBase):
+        """Gives bytes, and cannot seek."""
+
+        def __init__(self):
+            self.left = sample.read_bytes()
+
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            part, self.left = self.left[: len(buffer)], self.left[len(buffer) :]
+            buffer[: len(part)] = part
+            return len(part)
+
+    with sample.open("rb") as file:
+        for source in (sample, str(sample), sample.read_bytes(), file, Pipe()):
+            assert np.array_equal(load_audio(source), expected)
+        assert not file.closed
+    text = transcribe(model, sample, temperature=0.0).text
+    assert transcribe(model, io.BytesIO(sample.read_bytes()), temperature=0.0).text == text
+    with pytest.raises(AudioError, match=r"audio \(StringIO\): it gives text, expected"):
+        load_audio(io.StringIO("words"))
+    with pytest.raises(AudioError, match=r"audio \(bytes\): empty, got 0 bytes"):
+        load_audio(b"")
+
+
+def test_cpu_threads_are_pytorch_s():
+    n_threads = torch.get_num_threads()
+    try:
+        load_model("tiny.en", cpu_threads=n_threads + 1)
+        assert torch.get_num_threads() == n_threads + 1
+    finally:
+        torch.set_num_threads(n_threads)
+    with pytest.raises(OptionError, match="cpu_threads must be 0 or more, got -1"):
+        load_model("tiny.en", cpu_threads=-1)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "int32", "float64"])
+@pytest.mark.parametrize("layout", ["mono", "channels first", "channels last"])
+def test_samples_may_be_integers_and_have_channels(sample, dtype, layout):
+    expected = load_audio(sample)
+    scale = {"int16": 2**15, "int32": 2**31}.get(dtype, 1)
+    samples = (expected.astype(np.float64) * scale).astype(dtype)
+    if layout != "mono":
+        samples = np.stack([samples, np.zeros_like(samples)], axis=layout == "channels last")
+        expected = expected / 2
+    for given in (samples, torch.from_numpy(samples)):
+        assert np.array_equal(Recording.of(given).read(0, len(expected)), expected)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        np.array([np.nan] * 1600),
+        np.zeros((20, 1600)),
+        np.zeros((0, 1600)),
+        np.zeros((2, 2, 1600)),
+        np.zeros(1600, np.uint8),
+        np.zeros(1600, bool),
+        np.array(["a"]),
+    ],
+)
 def test_bad_samples_are_refused(model, samples):
     with pytest.raises(AudioError, match="samples must be"):
         transcribe(model, samples)

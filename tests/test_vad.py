@@ -8,6 +8,7 @@ import torch
 
 from asrmask import load_audio, transcriber
 from asrmask.audio import N_SAMPLES, SAMPLE_RATE, Recording
+from asrmask.batches import transcribe_all
 from asrmask.errors import OptionError
 from asrmask.settings import Settings
 from asrmask.tokenizer import get_tokenizer
@@ -263,7 +264,41 @@ def test_hotwords_are_told_to_every_window_and_change_the_spelling(model, clips,
 def test_prefix_begins_the_first_window_only_and_takes_the_place_of_hotwords(
     model, two_windows, told
 ):
-    transcribe(model, two_windows, prefix="And Mister", hotwords="Dashwood", temperature=0.0)
+    result = transcribe(
+        model, two_windows, prefix="And Mister", hotwords="Dashwood", temperature=0.0
+    )
+    assert result.text.startswith(" And Mister")
+    assert result.segments[0].text.startswith(" And Mister")
     assert [options.prefix for options in told] == ["And Mister", *[None] * (len(told) - 1)]
     assert len(told) > 1
     assert told[0].prompt == []
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"beam_size": 2, "word_timestamps": True},
+        {"without_timestamps": True, "word_timestamps": True},
+        {"temperature": (0.0, 0.2), "logprob_threshold": -0.01},
+        {"without_timestamps": True, "padding": "virtual", "cut_at_pauses": True},
+    ],
+)
+def test_the_text_goes_on_from_its_prefix(model, shared, choices):
+    prefix = "And so my fellow Americans"
+    asked = {"temperature": 0.0, **choices}
+    audio = str(shared / "jfk.flac")
+    torch.manual_seed(0)
+    result = transcribe(model, audio, prefix=prefix, **asked)
+    assert result.text.startswith(f" {prefix}")
+    assert "ask what you can do for your country" in result.text.lower()
+    first = result.segments[0]
+    assert first.text.startswith(f" {prefix}")
+    assert first.start == 0
+    if "word_timestamps" in choices:
+        spoken = [word.word.strip(",") for segment in result.segments for word in segment.words]
+        assert spoken[:5] == [" And", " so", " my", " fellow", " Americans"]
+        assert first.words[4].end == pytest.approx(2.2, abs=0.5)
+    if "logprob_threshold" in choices:
+        assert first.temperature == 0.2
+    (other,) = transcribe_all(model, [audio], prefix=prefix, batch_size=2, **asked)
+    assert other.text.startswith(f" {prefix}")

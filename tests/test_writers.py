@@ -51,7 +51,7 @@ def theirs(result, layout=None):
     files = {form: io.StringIO() for form in FORMS}
     for form, file in files.items():
         options = vars(layout or Layout())
-        get_writer(form, "").write_result(result.as_dict(), file=file, options=options)
+        get_writer(form, "").write_result(result.to_dict(), file=file, options=options)
     return {form: file.getvalue() for form, file in files.items()}
 
 
@@ -100,7 +100,7 @@ def test_text_is_upstreams(segments, layout):
 @pytest.mark.parametrize("per_line", [None, 2])
 def test_files_are_upstreams_to_the_byte(tmp_path, highlight, width, count, per_line):
     layout = Layout(highlight, width, count, per_line)
-    get_writer("all", str(tmp_path))(SPEECH.as_dict(), "theirs.wav", vars(layout))
+    get_writer("all", str(tmp_path))(SPEECH.to_dict(), "theirs.wav", vars(layout))
     for form in FORMS:
         save(SPEECH, tmp_path / f"ours.{form}", form, layout)
         written = (tmp_path / f"ours.{form}").read_bytes()

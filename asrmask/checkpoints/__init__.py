@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from asrmask.checkpoints.checkpoint import Checkpoint
-    from asrmask.model import Whisper
+    from asrmask.loaded import LoadedWhisper
 
 __all__ = ["available_models", "load_model"]
 
@@ -25,7 +25,8 @@ def load_model(
     download_root: str | None = None,
     in_memory: bool = False,
     compute_type: str | None = None,
-) -> "Whisper":
+    cpu_threads: int = 0,
+) -> "LoadedWhisper":
     """A model by official name, or from a file or folder of weights.
 
     name:          an official name (available_models()), an OpenAI .pt file, or a folder with
@@ -34,6 +35,7 @@ def load_model(
     download_root: where official files are kept; default: openai-whisper's cache folder
     in_memory:     taken for openai-whisper's sake: weights are always read into memory
     compute_type:  float32 (the default), float16, bfloat16, float64, or on a CPU int8
+    cpu_threads:   threads of PyTorch, for the whole process; 0: as they are
     """
     import torch
 
@@ -45,7 +47,10 @@ def load_model(
         raise OptionError(
             f"compute_type must be one of {', '.join(COMPUTE_TYPES)}, got {compute_type!r}"
         )
-
+    if cpu_threads < 0:
+        raise OptionError(f"cpu_threads must be 0 or more, got {cpu_threads}")
+    if cpu_threads:
+        torch.set_num_threads(cpu_threads)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

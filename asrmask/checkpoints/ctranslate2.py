@@ -20,7 +20,7 @@ from asrmask.checkpoints.checkpoint import (
     heads_from,
     json_object,
 )
-from asrmask.errors import CheckpointError, one_line
+from asrmask.errors import CheckpointError, brief, one_line
 from asrmask.model import ModelDimensions
 
 DTYPES = {i: np.dtype(code) for i, code in enumerate(["<f4", "i1", "<i2", "<i4", "<f2"])}
@@ -35,10 +35,10 @@ def read(folder: Path) -> Checkpoint:
         dims = dimensions_from(_dimensions(variables), path)
         weights = _renamed(variables, dims)
     except KeyError as error:
-        raise CheckpointError(f"{path}: expected {error}, got none") from None
-    except (OSError, struct.error, ValueError, IndexError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: expected {brief(error.args[0])}, got none") from None
+    except (OSError, struct.error, ValueError, IndexError, RuntimeError, OverflowError) as error:
         raise CheckpointError(
-            f"{path}: damaged, expected CTranslate2's layout, got {one_line(error)}"
+            f"{path}: damaged, expected CTranslate2's layout, got {one_line(error)[:200]}"
         ) from None
     config = folder / "config.json"
     heads = json_object(config).get("alignment_heads") if config.exists() else None
@@ -81,20 +81,24 @@ def _variables_in(file: IO[bytes], path: Path) -> dict[str, Tensor]:
         dtype, n_bytes = number("B"), number("I")
         if file.tell() + n_bytes > n_all:
             raise CheckpointError(
-                f"{path}: truncated in {name!r}, got {n_all} bytes, "
+                f"{path}: truncated in {brief(name)}, got {n_all} bytes, "
                 f"expected at least {file.tell() + n_bytes}"
             )
         if dtype not in DTYPES and dtype != BFLOAT16:
-            raise ValueError(f"type {dtype} of {name!r}")
+            raise ValueError(f"type {dtype} of {brief(name)}")
         if dtype == BFLOAT16:
             raw = torch.frombuffer(bytearray(read(n_bytes)), dtype=torch.bfloat16)
             variables[name] = raw.view(shape)
         else:
             array = np.frombuffer(bytearray(read(n_bytes)), DTYPES[dtype])
             variables[name] = torch.from_numpy(array.reshape(shape))
+    n_elements = sum(variable.numel() for variable in variables.values())
     for _ in range(number("I")):
         alias, name = text(), text()
         variables[alias] = variables[name]
+        n_elements += variables[name].numel()
+    if n_elements > 2 * n_all:  # each element is a byte or more, and the embedding is there twice
+        raise ValueError(f"{n_elements} elements in {n_all} bytes")
     return {name: _dequantised(name, variables) for name in variables}
 
 
@@ -104,6 +108,10 @@ def _dequantised(name: str, variables: dict[str, Tensor]) -> Tensor:
     scale = variables.get(f"{name}_scale")
     if scale is None:
         return value
+    if scale.numel() not in {1, *value.shape[:1]}:
+        raise ValueError(
+            f"{scale.numel()} scales of {brief(name)}, which is {brief(tuple(value.shape))}"
+        )
     return value.float() / scale.float().reshape(-1, *[1] * (value.ndim - 1))
 
 
@@ -171,5 +179,5 @@ def _renamed(variables: dict[str, Tensor], dims: ModelDimensions) -> dict[str, T
     norm("decoder.ln", "decoder/layer_norm")
     rest.pop("decoder/projection/weight", None)  # the embedding again
     if extra := sorted(n for n in rest if n.endswith(("/weight", "/bias", "/gamma", "/beta"))):
-        raise ValueError(f"{extra[0]!r}, which no Whisper has")
+        raise ValueError(f"{brief(extra[0])}, which no Whisper has")
     return out

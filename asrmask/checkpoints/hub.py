@@ -10,7 +10,7 @@ from asrmask.checkpoints.checkpoint import (
     heads_from,
     json_object,
 )
-from asrmask.errors import CheckpointError, one_line
+from asrmask.errors import CheckpointError, brief, one_line
 
 # config.json's names for the ten dimensions
 DIMENSIONS = {
@@ -52,7 +52,7 @@ def read(folder: Path) -> Checkpoint:
     config = json_object(folder / "config.json")
     if config.get("model_type") != "whisper":
         raise CheckpointError(
-            f"{folder}: model_type must be whisper, got {config.get('model_type')!r}"
+            f"{folder}: model_type must be whisper, got {brief(config.get('model_type'))}"
         )
     missing = sorted({theirs for theirs in DIMENSIONS.values() if theirs not in config})
     if missing:
@@ -90,10 +90,12 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     if index.exists():
         shards = json_object(index).get("weight_map")
         if not isinstance(shards, dict) or not shards:
-            raise CheckpointError(f"{index}: expected a weight_map, got {shards!r}")
+            raise CheckpointError(f"{index}: expected a weight_map, got {brief(shards)}")
         for file in shards.values():  # an index must not lead out of its folder
             if not isinstance(file, str) or Path(file).name != file or file == "..":
-                raise CheckpointError(f"{index}: expected names of files beside it, got {file!r}")
+                raise CheckpointError(
+                    f"{index}: expected names of files beside it, got {brief(file)}"
+                )
         files = sorted(set(shards.values()))
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -103,5 +105,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         try:
             tensors |= load_file(path)
         except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{path}: expected safetensors, got {one_line(error)}") from None
+            raise CheckpointError(
+                f"{path}: expected safetensors, got {one_line(error)[:200]}"
+            ) from None
     return tensors

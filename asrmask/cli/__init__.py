@@ -3,8 +3,10 @@
 import argparse
 import io
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -23,8 +25,22 @@ COMMANDS = {
 }
 
 
+# read as the value of a yes-or-no flag; only True and False are allowed
+YES_OR_NO = {"true", "false", "yes", "no", "on", "off", "1", "0"}
+
+
+def boolean(text: str) -> bool:
+    """The type of yes-or-no flags: `--flag True`, `--flag False`, or `--flag` alone."""
+    if text.lower() not in {"true", "false"}:
+        raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
+    return text.lower() == "true"
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and whose flags take _ or - between words.
+    """A parser whose errors are one line.
+
+    Flags take _ or - between words, yes-or-no flags may stand alone, and files may be anywhere
+    between the flags.
 
     presets: flag → what other flags are set to, unless they are given too
     """
@@ -32,16 +48,62 @@ class Parser(argparse.ArgumentParser):
     presets: dict[str, dict[str, Any]]
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        arguments = list(args or [])
-        n_flags = arguments.index("--") if "--" in arguments else len(arguments)
-        arguments[:n_flags] = map(underscored, arguments[:n_flags])
+        given = list(args or [])
+        n_flags = given.index("--") if "--" in given else len(given)
+        arguments = self._joined([self._checked(argument) for argument in given[:n_flags]])
         for flag, preset in getattr(self, "presets", {}).items():
-            if flag in arguments[:n_flags]:
+            if f"{flag}=true" in map(str.lower, arguments):
                 self.set_defaults(**preset)
-        return super().parse_known_args(arguments, namespace)
+        found, rest = super().parse_known_args(arguments + given[n_flags:], namespace)
+        for action in self._actions:  # argparse takes files in one place only, between two flags
+            if not action.option_strings and action.nargs in {"+", "*"}:
+                files = [t for t in rest if t[:1] != "-" or t == "-" or t in given[n_flags:]]
+                rest = [text for text in rest if text not in files]
+                files = [text for text in files if text != "--"]
+                setattr(found, action.dest, [*getattr(found, action.dest), *files])
+        return found, rest
+
+    def _checked(self, argument: str) -> str:
+        """The argument, with _ in flags; an error if it is a flag that is not known."""
+        flag = underscored(argument)
+        name = flag.partition("=")[0]
+        if not name.startswith("-") or name == "-" or name in self._option_string_actions:
+            return flag
+        if os.path.isfile(argument):
+            self.error(f"{argument} is read as a flag, for the file write ./{argument}")
+        if name.startswith("--") and " " not in name:
+            known = [text for text in self._option_string_actions if text.startswith("--")]
+            self.error(f"unknown flag {argument.partition('=')[0]}{meant(name, known)}")
+        return argument
+
+    def _joined(self, arguments: list[str]) -> list[str]:
+        """Yes-or-no flags as --flag=VALUE; VALUE is True if no value follows."""
+
+        def is_open(argument: str) -> bool:
+            action = self._option_string_actions.get(argument)
+            return action is not None and action.type is boolean
+
+        joined: list[str] = []
+        for argument in arguments:
+            if joined and is_open(joined[-1]) and argument.lower() in YES_OR_NO:
+                joined[-1] += f"={argument}"
+            else:
+                joined.append(argument)
+        return [f"{argument}=True" if is_open(argument) else argument for argument in joined]
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: error: {printable(message)} (see {self.prog} --help)\n")
+
+
+def meant(text: str, known: Iterable[str]) -> str:
+    """The known name that is nearest to an unknown one, as the end of a message.
+
+    >>> meant("--langauge", ["--language", "--task"])
+    ', did you mean --language?'
+    """
+    names = {name.lstrip("-"): name for name in known}  # dashes would make all flags alike
+    near = get_close_matches(text.lstrip("-"), names, n=1)
+    return f", did you mean {names[near[0]]}?" if near else ""
 
 
 def underscored(argument: str) -> str:
@@ -72,12 +134,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         usage="asrmask COMMAND …",
     )
     top.add_argument("--version", action="version", version=f"asrmask {__version__}")
-    top.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help="see below")
+    top.add_argument("command", nargs="?", metavar="COMMAND", help="see below")
     name = arguments[0] if arguments else None
-    if name not in COMMANDS:
-        top.parse_args(arguments)
+    if name is None:
         top.print_help()
         return 2
+    if name not in COMMANDS:
+        is_flag = name.startswith("-") and name != "-"
+        if _is_file(name) or (is_flag and any(map(_is_file, arguments))):
+            call = shlex.join(["asrmask", "transcribe", *arguments])
+            top.error(f"a command is missing, did you mean: {call}")
+        if not is_flag:
+            near = meant(name, COMMANDS) or f", expected one of {', '.join(COMMANDS)}"
+            top.error(f"unknown command {name}{near}")
+        top.parse_args(arguments)
+        top.error(f"a command is missing, expected one of {', '.join(COMMANDS)}")
     command = import_module(f"asrmask.cli.{name}")
     parser = Parser(
         prog=f"asrmask {name}",
@@ -99,3 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"asrmask {name}: interrupted", file=sys.stderr)
         return 130
+
+
+def _is_file(argument: str) -> bool:
+    """Whether it can be meant as a file to transcribe."""
+    if argument == "-" or os.path.exists(argument):
+        return True
+    return not argument.startswith("-") and os.path.splitext(argument)[1] != ""

@@ -5,6 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from asrmask.cli import boolean
 from asrmask.errors import OptionError
 
 USAGE = "[DATA] [--spec FILE | --preset NAME] [--out DIR]"
@@ -29,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="ablation", metavar="DIR", help="default: ablation")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: PyTorch's choice")
     parser.add_argument(
-        "--skip_bad", action="store_true", help="go on without clips that cannot be used"
+        "--skip_bad",
+        type=boolean,
+        default=False,
+        metavar="[True|False]",
+        help="go on without clips that cannot be used (default: False)",
     )
 
 
@@ -84,13 +89,13 @@ def run(args: argparse.Namespace) -> int:
             raise OptionError(f"{source}: no clip to work on, got {len(clips)}")
         sounds = [sound_of(clip, seconds[clip.id]) for clip in clips if clip.id in seconds]
         command = shlex.join(["asrmask", *sys.argv[1:]])
-        with progress(f"{wanted.name}: {len(wanted.cells())} cells") as advance:
+        with progress(f"{wanted.name}: {len(wanted.cells())} cells", has_lines=True) as advance:
             work(
                 wanted,
                 sounds,
                 out,
                 bad,
-                lambda done, total, _: advance(done, total),
+                advance,
                 command,
                 args.model_dir,
             )

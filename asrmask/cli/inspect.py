@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from asrmask.checkpoints import load_model
     from asrmask.instruments import page
     from asrmask.instruments.inspection import Inspection
-    from asrmask.jobs import files_of, progress, say
+    from asrmask.jobs import check_folder, files_of, progress, say
     from asrmask.tokenizer import language_code
 
     if args.threads:
@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     with progress(f"{many} under {args.padding}") as advance:
         for i, file in enumerate(files):
             try:
+                check_folder(file)
                 inspection.listen(file, language)
             except AsrmaskError as error:
                 failed.append(file)

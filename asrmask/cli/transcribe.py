@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from asrmask.checkpoints.registry import DEFAULT
-from asrmask.cli import Parser
+from asrmask.cli import Parser, boolean
 from asrmask.errors import OptionError
 from asrmask.policy import ALLOWED
 from asrmask.presets import FAST
@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 USAGE = "FILE… [OPTION…]"
 
 
-def boolean(text: str) -> bool:
-    if text.lower() not in {"true", "false"}:
-        raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
-    return text.lower() == "true"
+def formats(text: str) -> list[str]:
+    """The formats to write: all, none, or names between commas."""
+    listed = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    forms = {"all": list(WRITERS), "none": []}.get(text, listed)
+    if wrong := [name for name in forms if name not in WRITERS]:
+        known = ", ".join(WRITERS)
+        raise argparse.ArgumentTypeError(
+            f"expected all, none, or some of {known} with commas between, got {wrong[0]!r}"
+        )
+    return forms
 
 
 def optional_int(text: str) -> int | None:
@@ -40,8 +46,10 @@ def optional_float(text: str) -> float | None:
 
 
 def flag(group: Any, name: str, help: str, **options: Any) -> None:
-    if options.get("default") is not None and "store" not in options.get("action", ""):
+    if options.get("default") is not None:
         help += f" (default: {options['default']})".replace("%", "%%")
+    if options.get("type") is boolean:
+        options["metavar"] = "[True|False]"
     group.add_argument(f"--{name}", help=help, **options)
 
 
@@ -59,8 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output_format",
         "-f",
         default="all",
-        choices=[*WRITERS, "all", "none"],
-        help="files to write (default: all); none: text on standard output only",
+        type=formats,
+        metavar="FORMAT,…",
+        help=f"files to write: one or more of {', '.join(WRITERS)} with commas between, or all "
+        "(default); none: text on standard output only",
     )
     flag(
         group,
@@ -68,9 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "True: print segments with their times; False: print no text (default: text alone)",
         type=boolean,
     )
-    group.add_argument(
-        "--skip_existing", action="store_true", help="leave out files whose outputs are all there"
-    )
+    told = "leave out files whose outputs are all there"
+    flag(group, "skip_existing", told, type=boolean, default=False)
     flag(group, "highlight_words", "underline words as they are said", type=boolean, default=False)
     flag(group, "max_line_width", "characters in a subtitle's line", type=optional_int)
     flag(group, "max_line_count", "lines in a subtitle", type=optional_int)
@@ -80,11 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(group, "hotwords", "names and terms that every window is told")
     flag(group, "prefix", "how the first text begins")
     group = add_padding(parser)
-    group.add_argument(
-        "--diagnose",
-        action="store_true",
-        help="in the JSON of every segment: the share of the decoder's attention on padding",
-    )
+    told = "in the JSON of every segment: the share of the decoder's attention on padding"
+    flag(group, "diagnose", told, type=boolean, default=False)
 
     group = parser.add_argument_group("voice activity (Silero)")
     flag(group, "vad_filter", "only where there is speech", type=boolean, default=False)
@@ -109,9 +115,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_speed(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("speed")
     told = ", ".join(f"--{name} {value}" for name, value in FAST.items())
-    group.add_argument(
-        "--fast", action="store_true", help=f"the quickest that keeps the word error rate: {told}"
-    )
+    told = f"the quickest that keeps the word error rate: {told}"
+    flag(group, "fast", told, type=boolean, default=False)
     flag(
         group,
         "compute_type",
@@ -206,10 +211,10 @@ def run(args: argparse.Namespace) -> int:
     if not args.word_timestamps:
         for name in [f.name for f in fields(Layout) if getattr(layout, f.name)]:
             raise OptionError(f"--{name} needs --word_timestamps True, got it without")
-    forms = {"all": list(WRITERS), "none": []}.get(args.output_format, [args.output_format])
+    forms = args.output_format
     if args.diagnose and "json" not in forms:
         raise OptionError(
-            f"--diagnose is for --output_format json or all, got {args.output_format}"
+            f"--diagnose is for --output_format json or all, got {','.join(forms) or 'none'}"
         )
     if args.batch_size < 1:
         raise OptionError(f"--batch_size must be 1 or more, got {args.batch_size}")
@@ -260,7 +265,7 @@ def requested(args: argparse.Namespace) -> "tuple[Settings, DecodingOptions]":
 
 
 def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper, DecodingOptions]":
-    """The model that the flags ask for, and the options as far as it knows their language."""
+    """The model that the flags ask for, and the options without what it cannot do."""
     import torch
 
     from asrmask.allocation import loading
@@ -284,6 +289,9 @@ def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper
     if not model.is_multilingual and options.language not in {None, "en"}:
         say(f"{args.model} knows English only, --language {args.language} is left out")
         options = replace(options, language="en")
+    if not model.is_multilingual and options.task != "transcribe":
+        say(f"{args.model} knows English only, --task {options.task} is left out")
+        options = replace(options, task="transcribe")
     return model, options
 
 

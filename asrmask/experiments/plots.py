@@ -1,17 +1,18 @@
 """The plots of a report, from results alone: drawing runs no model."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from asrmask.experiments.spec import Cell, Decoding, Trailing
 from asrmask.experiments.statistics import Results, blocks_of, errors_of
-from asrmask.pages import drawn
+from asrmask.pages import drawn, finish
 from asrmask.policy import Policy
 from asrmask.score import Errors, difference_interval
 
@@ -23,9 +24,16 @@ COLOURS = {
     "trim": "#2c8a4b",
     "virtual": "#1f5fa8",
 }
+DASHED = ("trim", "virtual")  # often on another policy's line, which shows through the gaps
 LENGTHS_S = (0, 2, 4, 6, 8, 12, 16, 30)
 N_BINS = 10
 FEWEST = 3  # clips behind a point of a line
+WIDTH, HEIGHT = 5.8, 4.0  # inches
+PERCENT = (0, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
+NATS = (0, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
+
+Points = list[tuple[float, float]]
+Lines = dict[Policy, Points]
 
 
 @dataclass(frozen=True)
@@ -34,22 +42,23 @@ class Plot:
     title: str
     told: str  # what it shows, in a sentence
     draw: Callable[[Axes, Results, str], bool]  # False: no data
-    height: Callable[[Results, str], float] | None = None  # inches; default: 4.2
+    height: Callable[[Results, str], float] = lambda *_: HEIGHT  # inches
+
+
+def figure_of(plot: Plot, results: Results, model: str) -> Figure | None:
+    """The plot as a figure; None if there is nothing to draw."""
+    size = (WIDTH, plot.height(results, model))
+    figure = Figure(figsize=size, layout="constrained")
+    if not plot.draw(figure.subplots(), results, model):
+        return None
+    finish(figure, plot.title)
+    return figure
 
 
 def render(plot: Plot, results: Results, model: str, form: str) -> bytes | None:
     """The plot as "svg" or "png"; None if there is nothing to draw."""
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes = figure.subplots()
-    if not plot.draw(axes, results, model):
-        return None
-    if plot.height is not None:
-        figure.set_size_inches(7.2, plot.height(results, model))
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=7, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(plot.title, loc="left", fontsize=11)
-    return drawn(figure, form)
+    figure = figure_of(plot, results, model)
+    return None if figure is None else drawn(figure, form)
 
 
 def plain(results: Results, model: str) -> list[Cell]:
@@ -81,58 +90,139 @@ def wer_interval(results: Results, cell: Cell) -> tuple[float, float, float]:
     return 100 * (wer if wer is not None else float("nan")), 100 * low, 100 * high
 
 
+def numbered(axes: Axes, which: str, ticks: Iterable[float], linear: float) -> None:
+    """An axis that is linear up to `linear` and logarithmic beyond, with plain numbers at it.
+
+    which: "x" or "y"; all that there is to draw is drawn already
+    """
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("symlog", linthresh=linear)
+    axes.autoscale_view()  # anew: margins are of the new scale
+    low, high = axis.get_view_interval()
+    shown = [tick for tick in ticks if low <= tick <= high]
+    axis.set_ticks(shown, [f"{tick:g}" for tick in shown])
+    axis.set_minor_locator(NullLocator())
+
+
+def percents(axes: Axes, which: str) -> None:
+    """An axis of error rates, from 0 on."""
+    set_limits = axes.set_xlim if which == "x" else axes.set_ylim
+    numbered(axes, which, (), 20)
+    set_limits(-1)  # a point at 0 is whole
+    numbered(axes, which, PERCENT, 20)
+
+
+def joined(lines: Lines, tolerance: float) -> list[tuple[list[Policy], Points]]:
+    """Lines with the policies that they are of: those that are equal are one.
+
+    tolerance: of values that cannot be told apart in the drawing; beside it, 0.2 %
+    """
+    found: list[tuple[list[Policy], Points]] = []
+    for policy, points in lines.items():
+        for policies, others in found:
+            if len(points) == len(others) and np.allclose(points, others, 2e-3, tolerance):
+                policies.append(policy)
+                break
+        else:
+            found.append(([policy], points))
+    return found
+
+
+def draw_lines(axes: Axes, lines: Lines, tolerance: float, has_markers: bool = True) -> None:
+    """Each line in the colour of its policy; equal ones once, with all of their names."""
+    for policies, points in joined(lines, tolerance):
+        first = policies[0]
+        style = "--" if first.kind in DASHED else "-"
+        axes.plot(
+            *zip(*points, strict=True),
+            style if first.fill == "zero" else ":",
+            marker=("s" if first.positions == "last" else "o") if has_markers else "",
+            ms=4,
+            lw=1.4,
+            color=COLOURS[first.kind],
+            label=" = ".join(map(str, policies)),
+        )
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A cell in a drawing of points."""
+
+    cell: Cell
+    x: float
+    y: float
+    is_usual: bool  # else it is drawn small and pale
+    marker: str = "o"
+    is_filled: bool = True
+
+
+def draw_spots(axes: Axes, spots: Sequence[Spot]) -> None:
+    """Each cell in the colour of its policy, which the legend names: labels would cover each other.
+
+    Policies at the same place are rings around each other.
+    """
+    kinds = [kind for kind in COLOURS if any(spot.cell.policy.kind == kind for spot in spots)]
+    for kind in kinds:
+        axes.scatter([], [], s=30, color=COLOURS[kind], label=kind)
+    places: dict[tuple[float, float], dict[str, Spot]] = defaultdict(dict)
+    for spot in sorted(spots, key=lambda spot: not spot.is_usual):
+        places[round(spot.x, 1), round(spot.y, 1)].setdefault(spot.cell.policy.kind, spot)
+    for there in places.values():
+        several = list(there.values())
+        for n_inside, spot in zip(range(len(several))[::-1], several, strict=True):
+            colour = COLOURS[spot.cell.policy.kind]
+            size = (6 if spot.is_usual else 4) + 5 * n_inside
+            axes.plot(
+                *(spot.x, spot.y, spot.marker),
+                ms=size,
+                clip_on=False,
+                color=colour,
+                mfc=colour if spot.is_filled else "white",
+                alpha=1 if spot.is_usual or len(several) > 1 else 0.5,
+            )
+
+
 def wer_by_policy(axes: Axes, results: Results, model: str) -> bool:
     cells = plain(results, model)
     if not cells:
         return False
-    for y, cell in enumerate(cells):
-        wer, low, high = wer_interval(results, cell)
+    found = [wer_interval(results, cell) for cell in cells]
+    for y, (cell, (wer, low, high)) in enumerate(zip(cells, found, strict=True)):
         colour = COLOURS[cell.policy.kind]
-        axes.errorbar(wer, y, xerr=[[wer - low], [high - wer]], fmt="o", color=colour, capsize=3)
-        axes.annotate(f"{wer:.1f}", (high, y), (5, -3), textcoords="offset points", fontsize=7)
-    axes.set_yticks(range(len(cells)), [str(cell.policy) for cell in cells], fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xscale("symlog", linthresh=20)
-    _, right = axes.get_xlim()
-    ticks = [tick for tick in (0, 10, 20, 50, 100, 200, 500, 1000, 5000, 20_000) if tick <= right]
-    axes.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
-    axes.set_xticks([], minor=True)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("WER %, of all words, with 95 % interval (bootstrap over speakers)")
+        axes.plot(wer, y, "o", color=colour)
+        if low < high:
+            axes.errorbar(wer, y, xerr=[[wer - low], [high - wer]], color=colour, capsize=3)
+        axes.annotate(f"{wer:.1f}", (high, y), (7, -3), textcoords="offset points", fontsize=8)
+    axes.set_yticks(range(len(cells)), [str(cell.policy) for cell in cells])
+    axes.set_ylim(len(cells) - 0.5, -0.5)
+    percents(axes, "x")
+    told = ", with 95 % interval" if any(low < high for _, low, high in found) else ""
+    axes.set_xlabel(f"WER %, of all words{told}")
     return True
 
 
 def wer_against_margin(axes: Axes, results: Results, model: str) -> bool:
-    lines: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+    found: Lines = defaultdict(list)
     for cell in plain(results, model):
         wer = results.summaries[cell].wer
         if cell.policy.kind != "full" and wer is not None:
-            policy = cell.policy
-            key = (policy.kind, policy.fill, policy.positions)
-            lines[key].append((policy.margin or 0.0, 100 * wer))
-    lines = {key: sorted(points) for key, points in lines.items() if len(points) > 1}
+            found[replace(cell.policy, margin=None)].append((cell.policy.margin or 0.0, 100 * wer))
+    lines = {policy: sorted(points) for policy, points in found.items() if len(points) > 1}
     if not lines:
         return False
-    for (kind, fill, positions), points in lines.items():
-        style = "--" if fill != "zero" else "-"
-        marker = "s" if positions == "last" else "o"
-        label = ", ".join([kind, fill] + ["last"] * (positions == "last"))
-        axes.plot(
-            *zip(*points, strict=True), style, marker=marker, color=COLOURS[kind], label=label
-        )
+    draw_lines(axes, lines, 0.05)
     full = results.summaries[Cell(model, Policy())].wer
     if full is not None:
-        axes.axhline(100 * full, color=COLOURS["full"], lw=1, ls=":", label="full")
-    axes.set_xscale("symlog", linthresh=0.16)
-    axes.set_xticks([0, 0.16, 0.64, 1.28, 2.56, 6], ["0", "0.16", "0.64", "1.28", "2.56", "6"])
-    axes.set_yscale("log")
+        axes.axhline(100 * full, color=COLOURS["full"], lw=0.8, label="full")
+    numbered(axes, "x", (0, 0.16, 0.64, 1.28, 2.56, 6, 12, 30), 0.16)
+    percents(axes, "y")
     axes.set_xlabel("margin: seconds of padding that stay visible")
     axes.set_ylabel("WER %")
     return True
 
 
 def wer_against_length(axes: Axes, results: Results, model: str) -> bool:
-    drawn = False
+    lines: Lines = {}
     for cell in usual(results, model):
         points = []
         for low, high in pairwise(LENGTHS_S):
@@ -140,58 +230,62 @@ def wer_against_length(axes: Axes, results: Results, model: str) -> bool:
             counts = [errors_of(record) for record in inside]
             n_words = sum(count.n_words for count in counts)
             if n_words:
-                seconds = np.mean([record["seconds"] for record in inside])
+                seconds = float(np.mean([record["seconds"] for record in inside]))
                 points.append((seconds, 100 * sum(c.total for c in counts) / n_words))
         if points:
-            x, y = zip(*points, strict=True)
-            axes.plot(x, y, "o-", color=COLOURS[cell.policy.kind], label=str(cell.policy))
-            drawn = True
-    axes.set_yscale("symlog", linthresh=20)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds of audio (mean of the clips in a bin)")
-    axes.set_ylabel("WER %, of all words in the bin")
-    return drawn
+            lines[cell.policy] = points
+    draw_lines(axes, lines, 0.05)
+    percents(axes, "y")
+    axes.set_xlabel("seconds of audio, mean of the clips at a point")
+    axes.set_ylabel("WER %, of all their words")
+    return bool(lines)
 
 
 def insertions_against_deletions(axes: Axes, results: Results, model: str) -> bool:
-    cells = plain(results, model)
-    for cell in cells:
+    spots = []
+    for cell in plain(results, model):
         counts = results.summaries[cell].errors
-        x = 100 * counts.deletions / counts.n_words
-        y = 100 * counts.insertions / counts.n_words
-        marker = "s" if cell.policy.positions == "last" else "o"
-        filled = COLOURS[cell.policy.kind] if cell.policy.fill == "zero" else "none"
-        axes.scatter(x, y, marker=marker, facecolors=filled, edgecolors=COLOURS[cell.policy.kind])
-        if cell in usual(results, model) or cell.policy.positions == "last":
-            axes.annotate(str(cell.policy), (x, y), (4, 4), textcoords="offset points", fontsize=7)
-    axes.set_yscale("symlog", linthresh=10)
+        policy = cell.policy
+        spots.append(
+            Spot(
+                cell,
+                100 * counts.deletions / counts.n_words,
+                100 * counts.insertions / counts.n_words,
+                policy == Policy(policy.kind),
+                "s" if policy.positions == "last" else "o",
+                policy.fill == "zero",
+            )
+        )
+    draw_spots(axes, spots)
+    percents(axes, "y")
     axes.set_xlabel("deletions, % of reference words")
     axes.set_ylabel("insertions, % of reference words")
-    return bool(cells)
+    return bool(spots)
 
 
 def end_over_steps(axes: Axes, results: Results, model: str) -> bool:
-    drawn = False
+    lines: Lines = {}
     for cell in usual(results, model):
         steps: dict[int, list[float]] = defaultdict(list)
         for record in results.speech(cell).values():
             for i, logprob in enumerate(record["end_logprobs"]):
                 steps[i].append(logprob)
         fewest = min(FEWEST, len(results.speech(cell)))
-        means = [(i, np.mean(np.exp(v))) for i, v in sorted(steps.items()) if len(v) >= fewest]
+        means: Points = [
+            (i, float(np.mean(np.exp(v)))) for i, v in sorted(steps.items()) if len(v) >= fewest
+        ]
         if means:
-            x, y = zip(*means, strict=True)
-            axes.plot(x, y, color=COLOURS[cell.policy.kind], label=str(cell.policy), lw=1.4)
-            drawn = True
+            lines[cell.policy] = means
+    draw_lines(axes, lines, 0, has_markers=False)
     axes.set_yscale("log")
     axes.set_xlabel(f"step of the text that was found (steps with {FEWEST} clips or more)")
-    axes.set_ylabel("probability of the end token, mean over clips")
-    return drawn
+    axes.set_ylabel("probability of the end token, mean")
+    return bool(lines)
 
 
 def likelihood_by_position(axes: Axes, results: Results, model: str) -> bool:
     full = results.speech(Cell(model, Policy()))
-    drawn = False
+    lines: Lines = {}
     for cell in usual(results, model):
         if cell.policy.kind == "full":
             continue
@@ -204,48 +298,50 @@ def likelihood_by_position(axes: Axes, results: Results, model: str) -> bool:
             for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
                 bins[i * N_BINS // len(mine)].append(a - b)
             ends.append(record["reference_end_logprob"] - full[clip]["reference_end_logprob"])
-        points = [(100 * (i + 0.5) / N_BINS, np.mean(v)) for i, v in enumerate(bins) if v]
+        points = [(100 * (i + 0.5) / N_BINS, float(np.mean(v))) for i, v in enumerate(bins) if v]
         if points and ends:
-            colour = COLOURS[cell.policy.kind]
-            x, y = zip(*points, strict=True)
-            axes.plot(x, y, "o-", color=colour, label=str(cell.policy), ms=3)
-            axes.plot([106], [np.mean(ends)], "D", color=colour)
-            drawn = True
+            lines[cell.policy] = [*points, (106, float(np.mean(ends)))]
+    draw_lines(axes, lines, 2e-3)
     axes.axhline(0, color="#999999", lw=0.8)
-    axes.set_yscale("symlog", linthresh=0.2)
+    numbered(axes, "y", sorted({sign * tick for tick in NATS for sign in (1, -1)}), 0.2)
     axes.set_xticks([0, 25, 50, 75, 100, 106], ["0", "25", "50", "75", "100 %", "\nend"])
-    axes.set_xlabel("place of the token in the reference; ◆ the end token after it")
+    axes.set_xlabel("place of the token in the reference; last point: the end token after it")
     axes.set_ylabel("log-likelihood minus full's, nats")
-    return drawn
+    return bool(lines)
 
 
 def time_against_wer(axes: Axes, results: Results, model: str) -> bool:
-    cells = [
-        cell
+    spots = [
+        Spot(
+            cell,
+            1000 * ((summary.encoder_s or 0) + (summary.decoder_s or 0)),
+            100 * summary.wer,
+            cell.decoding == Decoding()
+            and cell.trailing == Trailing()
+            and cell.policy == Policy(cell.policy.kind),
+            "D" if cell.decoding.fallback else "o",
+        )
         for cell, summary in results.summaries.items()
         if cell.model == model and summary.wer is not None and cell.control == "none"
     ]
-    for cell in cells:
-        summary = results.summaries[cell]
-        x = 1000 * ((summary.encoder_s or 0) + (summary.decoder_s or 0))
-        y = 100 * (summary.wer or 0)
-        is_plain = cell.decoding == Decoding() and not cell.trailing.seconds
-        colour = COLOURS[cell.policy.kind]
-        axes.scatter(x, y, s=26 if is_plain else 12, color=colour, alpha=1 if is_plain else 0.4)
-        if cell in usual(results, model) or cell.decoding.fallback:
-            name = " ".join(str(cell).split()[1:])
-            axes.annotate(name, (x, y), (4, 3), textcoords="offset points", fontsize=6)
+    draw_spots(axes, spots)
     axes.set_xscale("log")
-    axes.set_yscale("symlog", linthresh=20)
-    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    percents(axes, "y")
     axes.set_xlabel("milliseconds a clip, encoder and decoder, decoded in batches")
     axes.set_ylabel("WER %")
-    return bool(cells)
+    return bool(spots)
 
 
 PLOTS: Sequence[Plot] = (
     Plot(
-        "wer_by_policy", "WER by policy", "What hiding the padding does to errors.", wer_by_policy
+        "wer_by_policy",
+        "WER by policy",
+        "What hiding the padding does to errors.",
+        wer_by_policy,
+        lambda results, model: 1.4 + 0.22 * len(plain(results, model)),
     ),
     Plot(
         "wer_against_margin",
@@ -256,14 +352,15 @@ PLOTS: Sequence[Plot] = (
     Plot(
         "wer_against_length",
         "WER against clip length",
-        "Short clips are mostly padding.",
+        "Errors by the length of the clip: the shorter it is, the more of its 30 s is padding.",
         wer_against_length,
     ),
     Plot(
         "insertions_against_deletions",
         "Insertions against deletions",
-        "Which way a policy fails: words that were never said, or words that are missing. Filled: "
-        "zero padding; squares: last positions.",
+        "Which way a policy fails: words that were never said, or words that are missing. Rings: "
+        "policies at the same point. Small: other margins, fills and positions; hollow: padding "
+        "not zero; squares: last positions.",
         insertions_against_deletions,
     ),
     Plot(
@@ -281,7 +378,8 @@ PLOTS: Sequence[Plot] = (
     Plot(
         "time_against_wer",
         "Time against WER",
-        "What a policy costs, and what it saves.",
+        "What a policy costs, and what it saves. Rings: policies at the same point. Small: other "
+        "margins, decoding and silence or noise at the end; diamonds: with fallback.",
         time_against_wer,
     ),
 )

@@ -35,7 +35,8 @@ def versions() -> dict[str, str]:
     }
 
 
-Advance = Callable[[int, int, str], None]  # records there are, records to be, and what is done
+# records there are, records to be, what was done last, and whether its cell is complete
+Advance = Callable[[int, int, str, bool], None]
 
 
 def run(
@@ -72,11 +73,14 @@ def run(
     }
     _claim(folder / "run.json", about)
     records = Records(folder / "records.jsonl")
+    advance(len(records.done), n_all, "", False)
+    numbers: dict[Cell, int] = {}  # in the order of the work
     try:
         for name in spec.models:
             mine = [cell for cell in cells if cell.model == name]
             firsts = list(dict.fromkeys(map(shared, mine)))
             mine.sort(key=lambda cell: firsts.index(shared(cell)))
+            numbers |= {cell: i for i, cell in enumerate(mine, start=len(numbers) + 1)}
             todo = batches(everything, spec.batch_size)
             if all(_is_done(records, cell, batch) for cell in mine for batch in todo):
                 continue
@@ -107,7 +111,11 @@ def run(
                         if (str(cell), sound.id) not in records.done and applies(cell, sound)
                     ]
                     records.append(found)
-                    advance(len(records.done), n_all, str(cell))
+                    wanted = [sound for sound in everything if applies(cell, sound)]
+                    n_done = sum((str(cell), sound.id) in records.done for sound in wanted)
+                    told = f"cell {numbers[cell]} of {len(cells)}, {cell}: "
+                    told += f"{n_done} of {len(wanted)} clips"
+                    advance(len(records.done), n_all, told, n_done == len(wanted))
     finally:
         records.close()
 
