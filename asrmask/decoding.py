@@ -29,6 +29,13 @@ MOST_LATE_S = 1.0  # that words may begin after the end of the audio
 LOUD = 0.4  # below the loud frames of a window, on average over Mel bands: 16 dB
 LEAST_RATE = 10  # bytes of text for a second of loud frames: speech has 15 and more
 LEAST_LOUD_S = 1.0
+MOST_TEMPERATURE = 1000.0  # every token is as likely as any other long before
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise OptionError unless texts can be drawn at this temperature."""
+    if not 0 <= temperature <= MOST_TEMPERATURE:
+        raise OptionError(f"temperature must be in 0..{MOST_TEMPERATURE:g}, got {temperature}")
 
 
 @dataclass(frozen=True)
@@ -60,8 +67,7 @@ class DecodingOptions:
         """Raise OptionError unless these go together."""
         if self.task not in {"transcribe", "translate", "lang_id"}:
             raise OptionError(f"task must be transcribe, translate or lang_id, got {self.task!r}")
-        if not 0 <= self.temperature < inf:
-            raise OptionError(f"temperature must be 0 or more, got {self.temperature}")
+        check_temperature(self.temperature)
         for name in ("beam_size", "best_of", "sample_len"):
             value = getattr(self, name)
             if value is not None and value < 1:

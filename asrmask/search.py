@@ -18,6 +18,7 @@ from asrmask.filters import Filter
 from asrmask.model import Memory, Whisper
 
 USUAL_TOKENS = 30  # that the cache has room for at first
+LEAST_TEMPERATURE = 1e-6  # below, drawing gives the likeliest token, and logits / it may overflow
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Greedy:
                 clip.texts = [list(clip.texts[0]) for _ in range(self.n_texts)]
                 clip.sums = [0.0] * self.n_texts
             logits = logits.repeat_interleave(self.n_texts, dim=0)
-        if self.temperature == 0:
+        if self.temperature < LEAST_TEMPERATURE:
             picked, chosen = logits.max(dim=-1)
         else:
             # drawn for ended texts too: so the random numbers are used up as upstream does

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from asrmask.audio import FRAMES_PER_SECOND
-from asrmask.decoding import DecodingOptions
+from asrmask.decoding import DecodingOptions, check_temperature
 from asrmask.errors import OptionError, check_names
 from asrmask.policy import Policy
 from asrmask.vad import VadOptions
@@ -71,8 +71,8 @@ class Settings:
 
     def check(self) -> None:
         """Raise OptionError unless every value is allowed."""
-        if any(not 0 <= t < inf for t in self.temperatures):
-            raise OptionError(f"temperature must be 0 or more, got {self.temperature}")
+        for temperature in self.temperatures:
+            check_temperature(temperature)
         self.clips(0)
         _ = self.vad_options, self.policy
 

@@ -1,5 +1,7 @@
 """Search and filters: equal to openai-whisper's, and a batch equal to its clips one by one."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from asrmask.decoding import DecodingOptions, decode, decode_memory, detect_lang
 from asrmask.errors import OptionError
 from asrmask.filters import SuppressBlank, SuppressTokens, TimestampRules
 from asrmask.search import Beam, Candidate, Clip, Greedy
+from asrmask.settings import Settings
 from asrmask.tokenizer import get_tokenizer
 
 MODES = {
@@ -161,6 +164,24 @@ def test_a_prompt_that_fills_the_context_still_decodes(model, upstream_model, wi
     ours = decode(model, windows[1], language="en", prompt=prompt)
     options = whisper.DecodingOptions(language="en", prompt=prompt, fp16=False)
     assert ours.tokens == whisper.decode(upstream_model, windows[1], options).tokens
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-37, 1e-45, 1e-300])
+def test_temperatures_near_0_give_what_0_gives(model, windows, temperature):
+    expected = decode(model, windows[0], language="en")
+    result = decode(model, windows[0], language="en", temperature=temperature, best_of=2)
+    assert result.tokens == expected.tokens
+    assert result.avg_logprob == pytest.approx(expected.avg_logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", ["nan", "inf", "-inf", "-1e-37", "1e300"])
+def test_temperatures_that_cannot_be_are_refused_in_one_line(temperature):
+    value = float(temperature)
+    told = re.escape(f"temperature must be in 0..1000, got {value}")
+    with pytest.raises(OptionError, match=f"^{told}$"):
+        DecodingOptions(temperature=value).check()
+    with pytest.raises(OptionError, match=f"^{told}$"):
+        Settings(temperature=(0.0, value)).check()
 
 
 @pytest.mark.parametrize(
