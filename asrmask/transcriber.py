@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from asrmask.audio import FRAMES_PER_SECOND, N_FRAMES, Recording, Spectrogram
+from asrmask.audio import N_FRAMES, Recording, Spectrogram
 from asrmask.decoding import DecodingOptions, decode_memory, language_of, use_precision
 from asrmask.encoding import encode
 from asrmask.media import Source
@@ -18,7 +18,7 @@ from asrmask.policy import Policy
 from asrmask.settings import Settings, sorted_out
 from asrmask.tokenizer import get_tokenizer, language_code
 from asrmask.transcription import PaddingUse, Segment, Transcription
-from asrmask.vad import speech_spans
+from asrmask.vad import Speech
 from asrmask.walk import Answer, Ask, Subject, Walk, Watcher
 
 Audio = Source | np.ndarray | Tensor | Recording
@@ -28,7 +28,8 @@ class Stream:
     """A transcription under way: iterate it for segments as they are found.
 
     language: of the recording, given or detected
-    n_frames, seek: how long it is and how far the work has come, in frames of 10 ms
+    n_frames, seek: how long it is and how far the work has come, in frames of 10 ms; with
+              vad_filter, of its speech
     walks:    the ways through it, each independent of the others: one, or one for each part
     """
 
@@ -47,11 +48,15 @@ class Stream:
         if isinstance(recording, Recording):
             recording = Spectrogram(recording, model.dims.n_mels)
         self.spectrogram = recording
-        self.n_frames = self.spectrogram.n_frames
-        self.clips = settings.clips(self.n_frames)
+        self.duration_s = recording.recording.duration_s
+        self.clips = settings.clips(recording.n_frames)
+        speech = None
         if settings.vad_filter:
-            spans = speech_spans(self.spectrogram.recording, settings.vad_options)
-            self.clips = overlap(self.clips, spans)
+            speech = Speech.of(recording.recording, settings.vad_options)
+            self.spectrogram = Spectrogram(speech.recording, model.dims.n_mels)
+            kept = [(speech.kept_frame(start), speech.kept_frame(end)) for start, end in self.clips]
+            self.clips = [(start, end) for start, end in kept if start < end]
+        self.n_frames = self.spectrogram.n_frames
         if settings.cut_at_pauses:
             self.clips = [part for clip in self.clips for part in cut(self.spectrogram, *clip)]
         self.policy = settings.policy
@@ -71,6 +76,7 @@ class Stream:
             self.tokenizer,
             PaddingUse(str(self.policy)),
             watch or Watcher(),
+            speech,
         )
         ways = [[clip] for clip in self.clips] if settings.cut_at_pauses else [self.clips]
         # made when they are gone: each holds a window
@@ -101,7 +107,7 @@ class Stream:
             self.language,
             use,
             self.language_probability,
-            self.spectrogram.recording.duration_s,
+            self.duration_s,
         )
 
     def _language(self, given: str | None) -> tuple[str, float]:
@@ -142,15 +148,6 @@ def answer(model: Whisper, ask: Ask) -> Answer:
     memory = encode(model, [ask.window], ask.policy) if ask.memory is None else ask.memory
     (result,) = decode_memory(model, memory, ask.options)
     return memory, result
-
-
-def overlap(
-    clips: list[tuple[int, int]], spans: Sequence[tuple[float, float]]
-) -> list[tuple[int, int]]:
-    """What lies both in a clip (frames) and in a span (seconds), in frames."""
-    frames = [(round(a * FRAMES_PER_SECOND), round(b * FRAMES_PER_SECOND)) for a, b in spans]
-    pairs = [(max(a, c), min(b, d)) for a, b in clips for c, d in frames]
-    return [(start, end) for start, end in pairs if start < end]
 
 
 def stream(

@@ -23,6 +23,7 @@ from asrmask.policy import Policy
 from asrmask.settings import Settings, at_temperature
 from asrmask.tokenizer import Tokenizer
 from asrmask.transcription import PaddingUse, Segment
+from asrmask.vad import Speech
 from asrmask.words import add_words, end_of
 
 POSITION_S = FRAMES_PER_POSITION / FRAMES_PER_SECOND  # seconds from timestamp to timestamp: 0.02
@@ -91,6 +92,7 @@ class Subject:
     tokenizer: Tokenizer
     use: PaddingUse
     watch: Watcher
+    speech: Speech | None = None  # what the spectrogram is of; None: of all there is
 
 
 class Walk:
@@ -119,7 +121,11 @@ class Walk:
             self.ask = self._going.send((memory, result))
         except StopIteration:
             self.ask = None
-        return self.segments[n_before:]
+        found = self.segments[n_before:]
+        if self.subject.speech is not None:
+            for segment in found:
+                self.subject.speech.restore(segment)
+        return found
 
     def _run(self) -> Generator[Ask, Answer, None]:
         subject, settings = self.subject, self.subject.settings
@@ -325,7 +331,9 @@ class Walk:
         tokens: list[int],
     ) -> Segment:
         tokenizer = self.subject.tokenizer
-        if self.subject.settings.padding is not None:  # upstream lets times run past the audio
+        settings = self.subject.settings
+        if settings.padding is not None or settings.vad_filter:
+            # upstream lets times run past the audio
             latest = (seek + size) / FRAMES_PER_SECOND
             start, end = min(start, latest), min(end, latest)
         return Segment(
@@ -339,7 +347,7 @@ class Walk:
             avg_logprob=result.avg_logprob,
             compression_ratio=result.compression_ratio,
             no_speech_prob=result.no_speech_prob,
-            policy=None if self.subject.settings.padding is None else str(result.policy),
+            policy=None if settings.padding is None else str(result.policy),
         )
 
 

@@ -1,10 +1,13 @@
 """Voice activity, and what a window is told: hotwords and the prefix."""
 
 import warnings
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from asrmask import load_audio, transcriber
 from asrmask.audio import N_SAMPLES, SAMPLE_RATE, Recording
@@ -12,8 +15,9 @@ from asrmask.batches import transcribe_all
 from asrmask.errors import OptionError
 from asrmask.settings import Settings
 from asrmask.tokenizer import get_tokenizer
-from asrmask.transcriber import overlap, transcribe
-from asrmask.vad import FRAME, VadOptions, probabilities, speech_spans
+from asrmask.transcriber import stream, transcribe
+from asrmask.transcription import Segment, Word
+from asrmask.vad import FRAME, Speech, VadOptions, probabilities, speech_spans
 from asrmask.walk import Prompt
 
 SLACK_S = 0.3  # silence within the clips' own ends, and the width of a word's edge
@@ -162,19 +166,70 @@ def test_unknown_options_are_refused_in_one_line():
 # --- only where there is speech
 
 
-def test_only_speech_is_transcribed_and_times_are_those_of_the_recording(model, gapped):
-    samples, speech = gapped
-    result = transcribe(
-        model, samples, vad_filter=True, word_timestamps=True, temperature=0.0, language="en"
-    )
-    words = [word for segment in result.segments for word in segment.words]
-    assert all(within(word.start, word.end, speech, slack=0.5) for word in words)
-    for (a, b), text in zip(speech, ("young man", "selfish is to be"), strict=True):
-        assert text in "".join(word.word for word in words if a - 0.5 <= word.start <= b)
-    padded = speech_spans(Recording.of(samples), VadOptions())
+def assert_in_order(result, duration_s):
+    times = [time for segment in result.segments for time in (segment.start, segment.end)]
+    assert times == sorted(times)
+    assert not times or 0 <= times[0] <= times[-1] <= duration_s
+    words = [word for segment in result.segments for word in segment.words or ()]
+    times = [time for word in words for time in (word.start, word.end)]
+    assert times == sorted(times)
     for segment in result.segments:
-        assert segment.seek in [round(100 * start) for start, _ in padded]
-        assert within(segment.start, segment.end, padded, slack=0.1)
+        if segment.words:
+            assert (segment.start, segment.end) == (segment.words[0].start, segment.words[-1].end)
+
+
+def test_neighbouring_speech_is_read_in_one_window(model, shared):
+    choices = {"min_silence_duration_ms": 500}
+    audio = str(shared / "jfk.flac")
+    assert len(speech_spans(Recording.open(audio), VadOptions(**choices))) == 4
+    result = transcribe(model, audio, vad_filter=True, vad_parameters=choices, temperature=0.0)
+    first, second = result.segments  # as faster-whisper's: 0 … 7.58 and 7.58 … 10.58
+    assert first.text.strip() == (
+        "And so my fellow Americans ask not what your country can do for you"
+    )
+    assert second.text.strip() == "ask what you can do for your country."
+    assert (first.start, second.start, second.seek) == (0, first.end, 0)
+    assert (first.end, second.end) == (pytest.approx(7.58, abs=0.2), pytest.approx(10.58, abs=0.2))
+    assert_in_order(result, 11.0)
+
+
+MODES = {
+    "default": {},
+    "words": {"word_timestamps": True},
+    "fast": {"padding": "virtual", "cut_at_pauses": True, "without_timestamps": True},
+    "fast with words": {"padding": "virtual", "cut_at_pauses": True, "word_timestamps": True},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_speech_is_transcribed_and_times_are_those_of_the_recording(model, gapped, mode):
+    samples, speech = gapped
+    options = {"vad_filter": True, "temperature": 0.0, "language": "en", **MODES[mode]}
+    result = transcribe(model, samples, **options)
+    assert result.duration == len(samples) / SAMPLE_RATE
+    assert_in_order(result, result.duration)
+    for text in ("young man", "selfish is to be"):
+        assert text in result.text
+    padded = speech_spans(Recording.of(samples), VadOptions())
+    assert {segment.seek for segment in result.segments} == {round(100 * padded[0][0])}
+    if "word_timestamps" in options:
+        words = [word for segment in result.segments for word in segment.words]
+        assert all(within(word.start, word.end, padded, slack=0.01) for word in words)
+        for (a, b), text in zip(speech, ("young man", "selfish is to be"), strict=True):
+            assert text in "".join(word.word for word in words if a - 0.5 <= word.start <= b)
+    (together,) = transcribe_all(model, [samples], batch_size=2, **options)
+    assert together.to_dict() == result.to_dict()
+
+
+def test_a_stream_has_the_times_of_the_recording_and_the_progress_of_its_speech(model, gapped):
+    samples, _ = gapped
+    running = stream(model, samples, Settings(vad_filter=True, temperature=0.0))
+    kept_s = sum(b - a for a, b in speech_spans(Recording.of(samples), VadOptions()))
+    assert running.n_frames == int(100 * kept_s)
+    segments = list(running)
+    assert segments == running.result().segments
+    assert running.seek == running.n_frames
+    assert segments[-1].end > 8 + kept_s
 
 
 @pytest.mark.parametrize("nothing", [silence(40), noise(40)], ids=["silence", "noise"])
@@ -191,18 +246,83 @@ def test_clips_and_speech_give_what_lies_in_both(model, gapped):
     result = transcribe(model, samples, vad_filter=True, **asked)
     (segment,) = result.segments
     assert segment.start == pytest.approx(c - 0.4, abs=SLACK_S)
-    assert segment.end == pytest.approx(middle, abs=0.01)
+    assert segment.end == pytest.approx(middle, abs=0.02)
     assert "cold" in segment.text
     assert transcribe(model, samples, vad_filter=True, clip_timestamps=[0, 2]).segments == []
 
 
-def test_overlap_is_in_order_and_without_empty_parts():
-    spans = [(0.5, 1.0), (2.0, 4.0), (6.0, 7.5)]
-    assert overlap([(0, 800)], spans) == [(50, 100), (200, 400), (600, 750)]
-    assert overlap([(75, 300)], spans) == [(75, 100), (200, 300)]
-    assert overlap([(75, 250), (250, 300)], spans) == [(75, 100), (200, 250), (250, 300)]
-    assert overlap([(100, 200), (400, 600)], spans) == []
-    assert overlap([], spans) == overlap([(0, 800)], []) == []
+# --- what was kept, and its times
+
+
+SPANS = [(1.0, 3.0), (3.0, 4.0), (60.0, 61.5), (80.0, 90.0)]  # the first two without a silence
+
+
+def test_what_is_kept_is_the_spans_one_after_the_other():
+    whole = np.random.default_rng(0).normal(size=95 * SAMPLE_RATE).astype(np.float32)
+    kept = Speech(Recording.of(whole), SPANS).recording
+    parts = [whole[int(a * SAMPLE_RATE) : int(b * SAMPLE_RATE)] for a, b in SPANS]
+    expected = np.concatenate(parts)
+    assert kept.n_samples == len(expected)
+    borders = [0, 1, 32_000, 47_999, 48_000, 48_001, 72_000, 100_000, len(expected)]
+    for start in borders:
+        for stop in [b for b in borders if b >= start]:
+            assert np.array_equal(kept.read(start, stop), expected[start:stop])
+
+
+def test_frames_of_the_recording_are_found_in_what_is_kept():
+    speech = Speech(Recording.of(silence(95)), SPANS)
+    frames = {0: 0, 100: 0, 150: 50, 400: 300, 3000: 300, 6000: 300, 6100: 400, 9500: 1450}
+    assert {frame: speech.kept_frame(frame) for frame in frames} == frames
+    assert Speech(Recording.of(silence(9)), []).kept_frame(900) == 0
+
+
+def segment(start, end, words=None):
+    return Segment(0, round(100 * start), start, end, "x", [], 0.0, 0.0, 1.0, 0.0, words)
+
+
+def restored(start, end, slack_s=0.4, words=()):
+    words = [Word("x", *times, 1.0) for times in words]
+    found = segment(start, end, words or None)
+    Speech(Recording.of(silence(95)), SPANS, slack_s).restore(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        ((0.0, 2.5), (1.0, 3.5)),
+        ((1.0, 3.0), (2.0, 4.0)),  # an end at a cut is before the silence
+        ((3.0, 4.0), (60.0, 61.0)),  # a start at a cut is behind it
+        ((1.0, 3.3), (2.0, 4.0)),  # an end in the pause behind a cut
+        ((2.8, 4.0), (60.0, 61.0)),  # a start in the pause before it
+        ((1.0, 3.5), (2.0, 60.5)),  # speech on both sides
+        ((2.7, 2.9), (3.7, 3.9)),
+        ((3.0, 3.0), (60.0, 60.0)),
+        ((14.0, 14.9), (89.5, 90.0)),  # past the end
+    ],
+)
+def test_segments_are_brought_to_the_times_of_the_recording(kept, expected):
+    found = restored(*kept)
+    assert (found.start, found.end) == expected
+
+
+def test_a_word_lies_on_one_side_of_a_silence_and_segments_follow_their_words():
+    found = restored(2.0, 4.0, words=[(2.0, 2.6), (2.6, 3.1), (3.1, 3.2), (2.9, 4.0)])
+    times = [(word.start, word.end) for word in found.words]
+    assert times == [(3.0, 3.6), (3.6, 4.0), (60.1, 60.2), (60.0, 61.0)]
+    assert (found.start, found.end, found.seek) == (3.0, 61.0, 300)
+
+
+@given(st.lists(st.integers(0, 725), min_size=2, max_size=12), st.sampled_from([0, 0.4, 9.0]))
+@settings(max_examples=200, deadline=None)
+def test_times_stay_in_order_and_within_what_was_kept(steps, slack_s):
+    points = sorted(steps)
+    times = []
+    for a, b in pairwise(points):
+        found = restored(0.02 * a, 0.02 * b, slack_s)
+        times += [found.start, found.end]
+    assert times == sorted(times)
+    assert all(within(time, time, SPANS, slack=0) for time in times)
 
 
 # --- what a window is told
