@@ -13,7 +13,14 @@ from torch import Tensor
 from asrmask.audio import CHUNK_LENGTH, FRAMES_PER_SECOND, Features
 from asrmask.encoding import FULL, encode
 from asrmask.errors import OptionError, check_names
-from asrmask.filters import Filter, SuppressBlank, SuppressTokens, TimestampRules
+from asrmask.filters import (
+    Filter,
+    NoRepeatNgram,
+    RepetitionPenalty,
+    SuppressBlank,
+    SuppressTokens,
+    TimestampRules,
+)
 from asrmask.model import Memory, Whisper
 from asrmask.policy import POSITIONS_PER_SECOND, Policy
 from asrmask.search import Beam, Candidate, Greedy, Strategy, search
@@ -58,6 +65,10 @@ class DecodingOptions:
     suppress_tokens: str | Iterable[int] | None = "-1"  # ids; -1 stands for non-speech symbols
     suppress_blank: bool = True
 
+    # in addition, under faster-whisper's names
+    repetition_penalty: float = 1.0  # above 1: what a text has already is less likely in it
+    no_repeat_ngram_size: int = 0  # so many tokens in a row never come twice in a text; 0: they may
+
     without_timestamps: bool = False
     max_initial_timestamp: float | None = 1.0  # seconds
 
@@ -86,6 +97,12 @@ class DecodingOptions:
             0 <= self.patience < inf and round((self.beam_size or 0) * self.patience) >= 1
         ):
             raise OptionError(f"patience × beam_size must be 1 or more, got {self.patience}")
+        if not 0 < self.repetition_penalty < inf:
+            raise OptionError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+        if not self.no_repeat_ngram_size >= 0:
+            raise OptionError(
+                f"no_repeat_ngram_size must be 0 or more, got {self.no_repeat_ngram_size}"
+            )
         if self.length_penalty is not None and not 0 <= self.length_penalty <= 1:
             raise OptionError(f"length_penalty must be in 0..1, got {self.length_penalty}")
 
@@ -375,6 +392,10 @@ def _filters(
     n_given: int,
 ) -> list[Filter]:
     filters: list[Filter] = []
+    if options.repetition_penalty != 1:
+        filters.append(RepetitionPenalty(options.repetition_penalty))
+    if options.no_repeat_ngram_size:
+        filters.append(NoRepeatNgram(options.no_repeat_ngram_size))
     if options.suppress_blank:
         filters.append(SuppressBlank(tokenizer, model.device, n_given))
     if options.suppress_tokens:

@@ -1,4 +1,4 @@
-"""Rules on the next token: each sets the logits of what may not come to −inf.
+"""Rules on the next token: most set the logits of what may not come to −inf.
 
 A filter is called with logits (R, n_vocab), changed in place, and with the tokens that each of the
 R texts has so far: what was given of it and what was found, without the prompt.
@@ -27,6 +27,37 @@ class SuppressBlank:
     def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
         if len(sampled[0]) == self.n_given:  # all texts are equally long
             logits.index_fill_(1, self.tokens, -torch.inf)
+
+
+class RepetitionPenalty:
+    """Tokens that a text has already are less likely, if the penalty is above 1.
+
+    Positive logits are divided by it, negative ones multiplied.
+    """
+
+    def __init__(self, penalty: float):
+        self.penalty = penalty
+
+    def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
+        for row, text in zip(logits, sampled, strict=True):
+            tokens = torch.tensor(sorted(set(text)), dtype=torch.long, device=logits.device)
+            said = row[tokens]
+            row[tokens] = torch.where(said > 0, said / self.penalty, said * self.penalty)
+
+
+class NoRepeatNgram:
+    """No n tokens in a row come twice in a text."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
+        n_before = self.size - 1
+        for row, text in zip(logits, sampled, strict=True):
+            last = list(text[len(text) - n_before :])
+            for i in range(len(text) - n_before):
+                if list(text[i : i + n_before]) == last:
+                    row[text[i + n_before]] = -torch.inf
 
 
 class SuppressTokens:

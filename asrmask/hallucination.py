@@ -49,15 +49,17 @@ def judge(
     seek: int,
     settled: bool,
     last_speech_s: float,
+    longest: int = N_FRAMES,
 ) -> tuple[int, int | None]:
     """Where the next window begins, and how many of this one's segments stay.
 
     None of them stays, and nothing else is made of this window, if it opens with silence.
     start, size: of this window, in frames; n_frames: of the recording
+    longest:     frames that a window may have
     seek:        where the next window would begin, and `settled`: whether that is certain
     """
     offset_s = start / FRAMES_PER_SECOND
-    window_end_s = (start + N_FRAMES) / FRAMES_PER_SECOND
+    window_end_s = (start + longest) / FRAMES_PER_SECOND
     last_word_s = end_of(segments)
     if not settled and last_word_s is not None and last_word_s > offset_s:
         rest_s = window_end_s - last_word_s

@@ -5,13 +5,15 @@ from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Any
 
-from asrmask.audio import FRAMES_PER_SECOND
+from asrmask.audio import CHUNK_LENGTH, FRAMES_PER_SECOND, N_FRAMES
 from asrmask.decoding import DecodingOptions, check_temperature
 from asrmask.errors import OptionError, check_names
 from asrmask.policy import Policy
 from asrmask.vad import VadOptions
 from asrmask.words import APPEND_PUNCTUATIONS, PREPEND_PUNCTUATIONS
 
+# other names of options: faster-whisper's → openai-whisper's
+ALIASES = {"log_prob_threshold": "logprob_threshold", "max_new_tokens": "sample_len"}
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -36,6 +38,8 @@ class Settings:
     vad_filter: bool = False  # only where there is speech
     vad_parameters: VadOptions | Mapping[str, Any] | None = None
     hotwords: str | None = None  # names and terms that every window is told
+    multilingual: bool = False  # the language is detected in every window
+    chunk_length: float | None = None  # seconds of audio in a window; None: 30, the most
 
     # asrmask's own
     padding: Policy | str | None = None  # what the model may see of it; None: all, as upstream
@@ -53,6 +57,17 @@ class Settings:
         if not found:
             raise OptionError("temperature must be a number or several, got none")
         return found
+
+    @property
+    def window_frames(self) -> int:
+        """Frames of audio in a window, at the most."""
+        if self.chunk_length is None:
+            return N_FRAMES
+        if not 1 <= self.chunk_length <= CHUNK_LENGTH:
+            raise OptionError(
+                f"chunk_length must be in 1..{CHUNK_LENGTH} seconds, got {self.chunk_length}"
+            )
+        return round(self.chunk_length * FRAMES_PER_SECOND)
 
     def clips(self, n_frames: int) -> list[tuple[int, int]]:
         """The parts to transcribe, in frames: (start, end) pairs."""
@@ -74,7 +89,7 @@ class Settings:
         for temperature in self.temperatures:
             check_temperature(temperature)
         self.clips(0)
-        _ = self.vad_options, self.policy
+        _ = self.vad_options, self.policy, self.window_frames
 
     @property
     def vad_options(self) -> VadOptions:
@@ -98,7 +113,12 @@ def at_temperature(options: DecodingOptions, temperature: float) -> DecodingOpti
 def sorted_out(options: Mapping[str, Any]) -> tuple[Settings, DecodingOptions]:
     """Options by name, as those of the window loop and those of decoding."""
     settings = {field.name for field in fields(Settings)}
-    check_names(options, settings | {field.name for field in fields(DecodingOptions)})
+    decoding = {field.name for field in fields(DecodingOptions)}
+    check_names(options, settings | decoding | set(ALIASES))
+    for other, name in ALIASES.items():
+        if other in options and name in options:
+            raise OptionError(f"{other} is another name of {name}, got both")
+    options = {ALIASES.get(name, name): value for name, value in options.items()}
     loop = {name: value for name, value in options.items() if name in settings}
     rest = {name: value for name, value in options.items() if name not in settings}
     return Settings(**loop), DecodingOptions(**rest)

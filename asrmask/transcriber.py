@@ -58,7 +58,10 @@ class Stream:
             self.clips = [(start, end) for start, end in kept if start < end]
         self.n_frames = self.spectrogram.n_frames
         if settings.cut_at_pauses:
-            self.clips = [part for clip in self.clips for part in cut(self.spectrogram, *clip)]
+            longest = settings.window_frames
+            self.clips = [
+                part for clip in self.clips for part in cut(self.spectrogram, *clip, longest)
+            ]
         self.policy = settings.policy
         self.language, self.language_probability = self._language(options.language)
         self.tokenizer = get_tokenizer(
@@ -67,7 +70,7 @@ class Stream:
             language=self.language,
             task=options.task,
         )
-        self.options = replace(options, language=self.language)
+        self.options = replace(options, language=None if settings.multilingual else self.language)
         self._subject = Subject(
             model,
             self.spectrogram,

@@ -76,6 +76,7 @@ class Segment(Record):
     compression_ratio: float
     no_speech_prob: float
     words: list[Word] | None = None  # None: not asked for
+    language: str | None = None  # None: the recording's
     policy: str | None = None  # what the model saw of the padding; None: no policy was asked for
     diagnosis: Diagnosis | None = None  # None: not asked for
 

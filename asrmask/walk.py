@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from asrmask.audio import (
     FRAMES_PER_POSITION,
     FRAMES_PER_SECOND,
-    N_FRAMES,
     Features,
     Spectrogram,
 )
@@ -21,7 +20,7 @@ from asrmask.hallucination import judge
 from asrmask.model import Memory, Whisper
 from asrmask.policy import Policy
 from asrmask.settings import Settings, at_temperature
-from asrmask.tokenizer import Tokenizer
+from asrmask.tokenizer import Tokenizer, get_tokenizer
 from asrmask.transcription import PaddingUse, Segment
 from asrmask.vad import Speech
 from asrmask.words import add_words, end_of
@@ -88,7 +87,7 @@ class Subject:
     model: Whisper
     spectrogram: Spectrogram
     settings: Settings
-    options: DecodingOptions  # with the language, if the model knows several
+    options: DecodingOptions  # with the language, unless it is detected in every window
     tokenizer: Tokenizer
     use: PaddingUse
     watch: Watcher
@@ -136,26 +135,18 @@ class Walk:
             self.seek = clip_start
             while self.seek < min(clip_end, n_frames):
                 seek, offset_s = self.seek, self.seek / FRAMES_PER_SECOND
-                size = min(N_FRAMES, n_frames - seek, clip_end - seek)
+                size = min(settings.window_frames, n_frames - seek, clip_end - seek)
                 window = subject.spectrogram.window(seek, size, fill=settings.policy.fill)
                 told = self._told(prompt.tokens)
                 memory, result = yield from self._decode(window, told)
                 if self._is_silence(result):
                     self.seek = seek + size
                     continue
+                told = replace(told, language=result.language)
                 found, self.seek, settled = self._cut(result, seek, size)
                 if settings.word_timestamps:
                     assert memory is not None
-                    add_words(
-                        found,
-                        subject.model,
-                        subject.tokenizer,
-                        memory,
-                        size,
-                        prepended=settings.prepend_punctuations,
-                        appended=settings.append_punctuations,
-                        last_speech_s=last_speech_s,
-                    )
+                    self._add_words(found, result.language, memory, size, last_speech_s)
                     last_word_s = end_of(found)
                     if not settled and last_word_s is not None and last_word_s > offset_s:
                         self.seek = round(last_word_s * FRAMES_PER_SECOND)
@@ -169,6 +160,7 @@ class Walk:
                             seek=self.seek,
                             settled=settled,
                             last_speech_s=last_speech_s,
+                            longest=settings.window_frames,
                         )
                         if n_kept is None:
                             continue
@@ -204,6 +196,33 @@ class Walk:
             hotwords = tokenizer.encode(" " + settings.hotwords.strip())
         room = self.subject.model.dims.n_text_ctx // 2 - 1
         return Prompt(initial, settings.carry_initial_prompt, room, hotwords)
+
+    def _add_words(
+        self,
+        found: list[Segment],
+        language: str,
+        memory: Memory,
+        size: int,
+        last_speech_s: float,
+    ) -> None:
+        """Set the words of a window's segments; their times depend on its language."""
+        model, settings = self.subject.model, self.subject.settings
+        tokenizer = get_tokenizer(
+            model.is_multilingual,
+            num_languages=model.num_languages,
+            language=language,
+            task=self.subject.options.task,
+        )
+        add_words(
+            found,
+            model,
+            tokenizer,
+            memory,
+            size,
+            prepended=settings.prepend_punctuations,
+            appended=settings.append_punctuations,
+            last_speech_s=last_speech_s,
+        )
 
     def _told(self, prompt: list[int]) -> DecodingOptions:
         """The options of the next window."""
@@ -347,6 +366,7 @@ class Walk:
             avg_logprob=result.avg_logprob,
             compression_ratio=result.compression_ratio,
             no_speech_prob=result.no_speech_prob,
+            language=result.language if settings.multilingual else None,
             policy=None if settings.padding is None else str(result.policy),
         )
 

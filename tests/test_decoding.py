@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from asrmask import audio, upstream
 from asrmask.decoding import DecodingOptions, decode, decode_memory, detect_language, encode
 from asrmask.errors import OptionError
-from asrmask.filters import SuppressBlank, SuppressTokens, TimestampRules
+from asrmask.filters import (
+    NoRepeatNgram,
+    RepetitionPenalty,
+    SuppressBlank,
+    SuppressTokens,
+    TimestampRules,
+)
 from asrmask.search import Beam, Candidate, Clip, Greedy
 from asrmask.settings import Settings
 from asrmask.tokenizer import get_tokenizer
@@ -199,6 +205,9 @@ def test_temperatures_that_cannot_be_are_refused_in_one_line(temperature):
         {"suppress_tokens": "a,b"},
         {"suppress_tokens": [99_999]},
         {"sample_len": 0},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("nan")},
+        {"no_repeat_ngram_size": -1},
     ],
 )
 def test_options_that_make_no_sense_are_refused_in_one_line(model, windows, bad):
@@ -240,6 +249,45 @@ def test_filters_equal_upstream(seed, first, second):
         ours(a, texts)
         theirs.apply(b, tokens)
         assert torch.equal(a, b)
+
+
+def test_a_repetition_penalty_lowers_each_token_of_the_text_once():
+    logits = torch.tensor([[2.0, -2.0, 0.0, 4.0, -torch.inf], [2.0, -2.0, 0.0, 4.0, 1.0]])
+    RepetitionPenalty(2.0)(logits, [[0, 1, 0, 4], [3, 3, 3, 3]])
+    expected = [[1.0, -4.0, 0.0, 4.0, -torch.inf], [2.0, -2.0, 0.0, 2.0, 1.0]]
+    assert logits.tolist() == expected
+    RepetitionPenalty(2.0)(logits, [[], []])
+    assert logits.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "text", "banned"),
+    [
+        (1, [3, 1], {1, 3}),
+        (2, [3, 1, 2, 3], {1}),
+        (2, [3, 1, 3, 2, 3], {1, 2}),
+        (2, [3, 3], {3}),
+        (2, [3], set()),
+        (3, [1, 2, 4, 1, 2], {4}),
+        (3, [1, 2, 4, 2, 1], set()),
+        (3, [2], set()),
+        (3, [], set()),
+    ],
+)
+def test_what_would_repeat_an_ngram_never_comes(size, text, banned):
+    logits = torch.zeros(1, 6)
+    NoRepeatNgram(size)(logits, [text])
+    assert {i for i in range(6) if logits[0, i] == -torch.inf} == banned
+
+
+@pytest.mark.parametrize("choices", [{}, {"beam_size": 2}])
+def test_texts_without_repeated_tokens(model, windows, choices):
+    usual = decode(model, windows[0], language="en", **choices).tokens
+    assert len(set(usual)) < len(usual)
+    once = decode(model, windows[0], language="en", no_repeat_ngram_size=1, **choices).tokens
+    assert len(set(once)) == len(once)
+    penalised = decode(model, windows[0], language="en", repetition_penalty=50.0, **choices).tokens
+    assert len(set(penalised)) > len(set(usual)) or len(penalised) < len(usual)
 
 
 # the strategies, on logits small enough to work out by hand

@@ -10,6 +10,7 @@ from asrmask import cli, upstream
 from asrmask.cli import transcribe as command
 from asrmask.errors import OptionError
 from asrmask.presets import FAST
+from asrmask.settings import ALIASES
 from asrmask.tokenizer import LANGUAGES, language_code
 from asrmask.writers import WRITERS
 
@@ -66,7 +67,8 @@ def ours(parser):
 def test_every_flag_of_theirs_is_ours_with_its_short_form(theirs, ours):
     assert len(theirs) > 30
     for name, action in theirs.items():
-        assert ours[name].option_strings == action.option_strings
+        spelled = [flag for flag in ours[name].option_strings if flag[2:] not in ALIASES]
+        assert spelled == action.option_strings
         assert ours[name].nargs == action.nargs
 
 
@@ -171,7 +173,7 @@ def test_values_mean_what_they_mean_there(theirs, ours):
 def test_every_flag_may_be_spelled_with_dashes(ours, parser):
     for name, action in ours.items():
         for flag in [f for f in action.option_strings if f.startswith("--")]:
-            assert flag == f"--{name}" or flag == f"--no_{name}"
+            assert flag in {f"--{name}", f"--no_{name}"} or ALIASES[flag[2:]] == name
             given = [] if action.nargs == 0 else [next(t for t in samples(action))]
             dashed = flag[:2] + flag[2:].replace("_", "-")
             expected = parser.parse_args(["a.wav", flag, *given])
@@ -184,6 +186,18 @@ def samples(action):
     """Texts that a flag takes, other than what gives its default."""
     texts = action.choices or SAMPLES
     return (text for text in texts if value(action, text) not in [None, (action.default,)])
+
+
+def test_flags_of_faster_whisper_s_options(parser):
+    given = "--multilingual --repetition_penalty 1.2 --no_repeat_ngram_size 3 --max_new_tokens 9"
+    args = parser.parse_args(["a.wav", *given.split(), "--chunk_length", "15"])
+    settings, options = command.requested(args)
+    assert (settings.multilingual, settings.chunk_length) == (True, 15)
+    assert (options.repetition_penalty, options.no_repeat_ngram_size) == (1.2, 3)
+    assert options.sample_len == 9
+    for name in ("log_prob_threshold", "logprob_threshold"):
+        settings, _ = command.requested(parser.parse_args(["a.wav", f"--{name}", "-0.5"]))
+        assert settings.logprob_threshold == -0.5
 
 
 def test_a_value_keeps_its_dashes(parser):

@@ -1,7 +1,9 @@
 """The window loop: equal to openai-whisper's, and defined at every edge."""
 
+import csv
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ import torch
 from asrmask import (
     DecodingOptions,
     Recording,
+    Whisper,
     decode,
+    decoding,
     load_audio,
     load_model,
     log_mel_spectrogram,
@@ -20,9 +24,11 @@ from asrmask import (
 )
 from asrmask.audio import SAMPLE_RATE
 from asrmask.errors import AudioError, OptionError
-from asrmask.settings import Settings
+from asrmask.model import ModelDimensions
+from asrmask.settings import Settings, sorted_out
+from asrmask.tokenizer import get_tokenizer
 from asrmask.transcriber import stream, transcribe
-from asrmask.walk import Prompt
+from asrmask.walk import Prompt, Watcher
 
 SAME = ("id", "seek", "start", "end", "text", "tokens", "temperature")
 
@@ -254,6 +260,86 @@ def test_samples_may_be_integers_and_have_channels(sample, dtype, layout):
 def test_bad_samples_are_refused(model, samples):
     with pytest.raises(AudioError, match="samples must be"):
         transcribe(model, samples)
+
+
+def test_a_multilingual_recording_has_its_language_window_by_window(monkeypatch, speech):
+    """Weights do not matter here: the languages are given, and so is what is done with them."""
+    torch.manual_seed(0)
+    model = Whisper(ModelDimensions(80, 1500, 32, 2, 1, 51_865, 448, 32, 2, 1)).eval()
+    languages = iter(["de", "ja", "fr"])
+    told = []
+
+    def language_of(model, memory, tokenizer):
+        return [(next(languages), {})]
+
+    def spy(model, memory, prompts, *rest, **options):
+        told.append(prompts[0].tolist())
+        return search(model, memory, prompts, *rest, **options)
+
+    search = decoding.search
+    monkeypatch.setattr(decoding, "language_of", language_of)
+    monkeypatch.setattr(decoding, "search", spy)
+    asked = {
+        "language": "en",
+        "temperature": 0.0,
+        "max_new_tokens": 4,
+        "chunk_length": 10,
+        "without_timestamps": True,
+        "condition_on_previous_text": False,
+        "no_speech_threshold": None,
+    }
+    samples = speech[: 30 * SAMPLE_RATE]
+    result = transcribe(model, samples, multilingual=True, **asked)
+    assert [segment.language for segment in result.segments] == ["de", "ja", "fr"]
+    assert [segment.seek for segment in result.segments] == [0, 1000, 2000]
+    known = get_tokenizer(True).language_tokens
+    assert [prompt[1] for prompt in told] == [known["de"], known["ja"], known["fr"]]
+    assert result.language == "en"
+    told.clear()
+    result = transcribe(model, samples, **asked)
+    assert {prompt[1] for prompt in told} == {known["en"]}
+    assert all("language" not in segment for segment in result.segments)
+    assert all(len(segment.tokens) <= 4 for segment in result.segments)
+
+
+def test_languages_by_window(base_model, shared):
+    clips = {}
+    with (shared / "fleurs" / "manifest.tsv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file, delimiter="\t"):
+            clips.setdefault(row["lang"], shared / "fleurs" / row["path"])
+    two = dict(list(clips.items())[:2])
+    parts = [pad_or_trim(load_audio(path)) for path in two.values()]
+    asked = {"multilingual": True, "temperature": 0.0, "word_timestamps": True}
+    result = transcribe(base_model, np.concatenate(parts), **asked)
+    found = {(segment.start >= 30, segment.language) for segment in result.segments}
+    assert found == {(i > 0, language) for i, language in enumerate(two)}
+
+
+@pytest.mark.parametrize("cut_at_pauses", [False, True])
+def test_windows_are_no_longer_than_chunk_length(model, speech, cut_at_pauses):
+    sizes = []
+    watch = Watcher(attempt=lambda window, *rest: sizes.append(window.n_frames))
+    settings = Settings(temperature=0.0, chunk_length=8, cut_at_pauses=cut_at_pauses)
+    samples = speech[: 20 * SAMPLE_RATE]
+    result = stream(model, samples, settings, DecodingOptions(sample_len=4), watch).result()
+    assert 2 <= len(sizes) == len({segment.seek for segment in result.segments})
+    assert max(sizes) <= 800
+
+
+@pytest.mark.parametrize("length", [0, 0.5, -1, 31, float("nan"), float("inf")])
+def test_chunk_lengths_that_cannot_be_are_refused_in_one_line(length):
+    told = re.escape(f"chunk_length must be in 1..30 seconds, got {length}")
+    with pytest.raises(OptionError, match=f"^{told}$"):
+        Settings(chunk_length=length).check()
+
+
+def test_options_have_faster_whisper_s_names_too():
+    settings, options = sorted_out({"log_prob_threshold": -0.5, "max_new_tokens": 7})
+    assert (settings.logprob_threshold, options.sample_len) == (-0.5, 7)
+    assert (settings, options) == sorted_out({"logprob_threshold": -0.5, "sample_len": 7})
+    told = "^log_prob_threshold is another name of logprob_threshold, got both$"
+    with pytest.raises(OptionError, match=told):
+        sorted_out({"log_prob_threshold": -0.5, "logprob_threshold": -0.5})
 
 
 def test_prompt_keeps_the_initial_text_in_front_when_asked():

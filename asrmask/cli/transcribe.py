@@ -45,12 +45,12 @@ def optional_float(text: str) -> float | None:
         raise argparse.ArgumentTypeError(f"expected a number or None, got {text!r}") from None
 
 
-def flag(group: Any, name: str, help: str, **options: Any) -> None:
+def flag(group: Any, name: str, help: str, *others: str, **options: Any) -> None:
     if options.get("default") is not None:
         help += f" (default: {options['default']})".replace("%", "%%")
     if options.get("type") is boolean:
         options["metavar"] = "[True|False]"
-    group.add_argument(f"--{name}", help=help, **options)
+    group.add_argument(f"--{name}", *(f"--{other}" for other in others), help=help, **options)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +88,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = add_hearing(parser, word_timestamps=False)
     flag(group, "hotwords", "names and terms that every window is told")
     flag(group, "prefix", "how the first text begins")
+    told = "detect the language in every window"
+    flag(group, "multilingual", told, type=boolean, default=False)
+    told = "seconds of audio in a window, 1 to 30 (default: 30)"
+    flag(group, "chunk_length", told, type=float)
     group = add_padding(parser)
     told = "in the JSON of every segment: the share of the decoder's attention on padding"
     flag(group, "diagnose", told, type=boolean, default=False)
@@ -100,7 +104,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(group, "vad_max_speech_duration_s", "longer speech is split", type=float)
     flag(group, "vad_min_silence_duration_ms", "shorter silence does not end speech", type=int)
     flag(group, "vad_speech_pad_ms", "kept before and after speech", type=int)
-    add_search(parser)
+    group = add_search(parser)
+    told = "above 1: what a text has already is less likely in it"
+    flag(group, "repetition_penalty", told, type=float, default=1.0)
+    told = "so many tokens in a row never come twice in a text; 0: they may"
+    flag(group, "no_repeat_ngram_size", told, type=int, default=0)
+    told = "most tokens of a window (default: half the context)"
+    flag(group, "max_new_tokens", told, dest="sample_len", type=optional_int)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -172,8 +182,8 @@ def add_padding(parser: argparse.ArgumentParser) -> Any:
     return group
 
 
-def add_search(parser: argparse.ArgumentParser) -> None:
-    """How the text of a window is searched for, and when it is taken."""
+def add_search(parser: argparse.ArgumentParser) -> Any:
+    """How the text of a window is searched for, and when it is taken; the group, for more."""
     group = parser.add_argument_group("search")
     flag(group, "temperature", "0: the likeliest text; above: drawn", type=float, default=0.0)
     flag(group, "best_of", "texts drawn at temperatures above 0", type=optional_int, default=5)
@@ -193,7 +203,8 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     told = "above: failed"
     flag(group, "compression_ratio_threshold", told, type=optional_float, default=2.4)
     told = "below, on average: failed"
-    flag(group, "logprob_threshold", told, type=optional_float, default=-1.0)
+    other = "log_prob_threshold"
+    flag(group, "logprob_threshold", told, other, type=optional_float, default=-1.0)
     told = "above, and failed by log-probability: silence"
     flag(group, "no_speech_threshold", told, type=optional_float, default=0.6)
     flag(
@@ -202,6 +213,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "with word times: skip silences longer than that around suspicious text, in seconds",
         type=optional_float,
     )
+    return group
 
 
 def run(args: argparse.Namespace) -> int:
@@ -292,6 +304,8 @@ def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper
     if not model.is_multilingual and options.task != "transcribe":
         say(f"{args.model} knows English only, --task {options.task} is left out")
         options = replace(options, task="transcribe")
+    if not model.is_multilingual and getattr(args, "multilingual", False):
+        say(f"{args.model} knows English only, --multilingual is left out")
     return model, options
 
 

@@ -31,7 +31,10 @@ from asrmask.walk import POSITION_S, Watcher
 
 OPENAI = "openai-whisper"
 # fields of ours that openai-whisper's loop does not have, or that it fills in by itself
-OWN = {"vad_filter", "vad_parameters", "hotwords", "padding", "policy_fallback", "cut_at_pauses"}
+OWN = {
+    *("vad_filter", "vad_parameters", "hotwords", "multilingual", "chunk_length"),
+    *("repetition_penalty", "no_repeat_ngram_size", "padding", "policy_fallback", "cut_at_pauses"),
+}
 FILLED = {"temperature", "prompt", "fp16"}
 
 
@@ -146,7 +149,9 @@ class OpenaiWhisper:
         self, samples: np.ndarray, settings: Settings, options: DecodingOptions
     ) -> tuple[Any, list[upstream.Attempt]]:
         asked = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in OWN}
-        asked |= {f.name: getattr(options, f.name) for f in fields(options) if f.name not in FILLED}
+        asked |= {
+            f.name: getattr(options, f.name) for f in fields(options) if f.name not in FILLED | OWN
+        }
         torch.manual_seed(0)
         with failing(self.name):
             return upstream.transcribe(self.other, samples, **asked)
