@@ -1,7 +1,12 @@
 """Word error rate, from counts that add up."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,89 @@ def difference_interval(
     """
     import numpy as np
 
-    names = sorted(set(blocks))
-    sums = np.zeros((len(names), 3))  # errors of ours, errors of theirs, words
-    for a, b, block in zip(ours, theirs, blocks, strict=True):
-        sums[names.index(block)] += a.total, b.total, a.n_words
-    draws = np.random.default_rng(seed).integers(len(names), size=(n_draws, len(names)))
+    sums = _by_block(ours, theirs, blocks)
+    draws = np.random.default_rng(seed).integers(len(sums), size=(n_draws, len(sums)))
     mine, other, n_words = sums[draws].sum(axis=1).T
     with np.errstate(invalid="ignore"):
         low, high = np.nanpercentile((mine - other) / n_words, [2.5, 97.5])
     return float(low), float(high)
+
+
+def difference_p(ours: Sequence[Errors], theirs: Sequence[Errors], blocks: Sequence[str]) -> float:
+    """p of no difference in errors between ours and theirs: two-sided, exact, paired.
+
+    A sign-flip test: without a difference, each block's (ours minus theirs) could as well have the
+    other sign. p is the share of all 2^n ways to set the signs whose sum is as far from 0 as the
+    one found. Valid for few blocks too; n blocks give `least_p(n)` or more.
+    """
+    import numpy as np
+
+    sums = _by_block(ours, theirs, blocks)
+    steps = np.abs(sums[:, 0] - sums[:, 1]).astype(int)
+    found = abs(int((sums[:, 0] - sums[:, 1]).sum()))
+    # how likely each sum is, from minus to plus the largest, added block by block
+    chances = np.ones(1)
+    for step in steps[steps > 0]:
+        wider = np.zeros(len(chances) + 2 * step)
+        wider[: len(chances)] += chances / 2
+        wider[2 * step :] += chances / 2
+        chances = wider
+    middle = len(chances) // 2
+    far = np.abs(np.arange(len(chances)) - middle) >= found
+    return max(float(chances[far].sum()), least_p(len(sums)))
+
+
+def least_p(n_blocks: int) -> float:
+    """The smallest p that `difference_p` can give: all of n blocks on one side.
+
+    >>> least_p(5)
+    0.0625
+    """
+    return max(2.0 ** (1 - n_blocks), 1e-300) if n_blocks else 1.0
+
+
+def most_that_differ(n_different: int, n: int) -> float:
+    """The upper bound, at 95 %, of the share that differs, where n_different of n do.
+
+    Clopper and Pearson's: with a larger share, so few would be seen in less than 1 case of 20.
+
+    >>> round(most_that_differ(0, 5), 2)  # 1 - 0.05 ** (1 / 5)
+    0.45
+    """
+    low, high = n_different / n, 1.0
+    for _ in range(50):
+        share = (low + high) / 2
+        if _at_most(n_different, n, share) > 0.05:
+            low = share
+        else:
+            high = share
+    return high
+
+
+def _at_most(k: int, n: int, share: float) -> float:
+    """The probability of k or fewer of n, each with the probability `share`."""
+    if k == n:
+        return 1.0
+    return sum(
+        math.exp(
+            math.lgamma(n + 1)
+            - math.lgamma(i + 1)
+            - math.lgamma(n - i + 1)
+            + i * math.log(share)
+            + (n - i) * math.log1p(-share)
+        )
+        for i in range(k + 1)
+    )
+
+
+def _by_block(
+    ours: Sequence[Errors], theirs: Sequence[Errors], blocks: Sequence[str]
+) -> "np.ndarray":
+    """A row a block: errors of ours, errors of theirs, words."""
+    import numpy as np
+
+    names = {name: i for i, name in enumerate(sorted(set(blocks)))}
+    sums = np.zeros((len(names), 3))
+    for a, b, block in zip(ours, theirs, blocks, strict=True):
+        sums[names[block]] += a.total, b.total, a.n_words
+    return sums

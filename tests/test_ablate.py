@@ -1,6 +1,7 @@
 """Ablations: the spec, records that survive being killed, statistics, and the page."""
 
 import contextlib
+import doctest
 import json
 import random
 import re
@@ -75,6 +76,8 @@ def test_text_forms_are_read_back():
         ("primary = ['trim']", "primary must be two policies"),
         ("primary = ['virtual', 'full']", "primary must be of the cells, got 'virtual'"),
         ("batch_size = 0", "batch_size must be 1 or more"),
+        ("alpha = 1.0", "alpha must be between 0 and 1, got 1.0"),
+        ("alpha = '5 %'", "alpha must be of type float, got '5 %'"),
         ("[[grid]]\npolicies = ['masked']", "policies must be of full"),
         ("[[grid]]\nmargins = ['1']", "margins must be a list of its kind, got '1'"),
         ("[[grid]]\npolicies = ['trim']\nmargins = [40]", r"margin must be 0\.\.30"),
@@ -116,12 +119,154 @@ def test_a_half_written_line_is_taken_away(tmp_path):
         Records(path)
 
 
-def test_holm_and_matched_pairs_by_hand():
-    assert statistics.matched_pairs([0, 0, 0]) is None
-    assert statistics.matched_pairs([3]) is None
-    # mean 1, standard deviation √2 of four: z = √2, two-sided p = 0.157
-    assert statistics.matched_pairs([0, 0, 1, 3]) == pytest.approx(0.1573, abs=1e-3)
+def test_holm_by_hand():
     assert statistics.holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
+    assert doctest.testmod(statistics).failed == 0
+
+
+FULL, BOTH = Cell("tiny.en", Policy()), Cell("tiny.en", Policy("mask:both"))
+
+
+def made(folder, errors, *, n_clips=5, chosen=None, n_available=None, speaker=None, n_missing=0):
+    """A run with the errors of some cells, (sub, del, ins) a clip; of others (3, 0, 1).
+
+    Clips have 20 words. Texts are the same where errors are.
+    """
+    chosen = chosen or Spec(grid=(Grid(("virtual",)),))
+    clips = [f"clip {i}" for i in range(n_clips)]
+    records = []
+    for cell in chosen.cells():
+        counts = errors.get(cell, [(3, 0, 1)] * n_clips)
+        for clip, count in zip(clips, counts, strict=True):
+            records.append(
+                {
+                    "cell": str(cell),
+                    "clip": clip,
+                    "model": cell.model,
+                    "policy": str(cell.policy),
+                    "decoding": str(cell.decoding),
+                    "trailing": str(cell.trailing),
+                    "control": cell.control,
+                    "seconds": 9.0,
+                    "text": "a",
+                    "tokens": list(count),
+                    "errors": [*count, 20],
+                    "reference_logprobs": [-1.0],
+                    "reference_end_logprob": -1.0,
+                    "end_logprobs": [-1.0],
+                    "runaway": None,
+                    "ended": True,
+                    "fallback": False,
+                    "compression_ratio": 1.0,
+                    "encoder_s": 0.1,
+                    "decoder_s": 0.1,
+                }
+            )
+    about = {
+        "spec": chosen.as_dict(),
+        "spec_hash": chosen.hash,
+        "versions": {},
+        "clips": {
+            clip: {
+                "seconds": 9.0,
+                "text": "a",
+                "language": "en",
+                "speaker": None if speaker is None else speaker(i),
+                "kind": "speech",
+                "path": None,
+            }
+            for i, clip in enumerate(clips)
+        },
+        "left_out": {},
+        "command": "",
+        "n_records": len(records),
+        "n_available": n_available or n_clips,
+    }
+    (folder / "run.json").write_text(json.dumps(about))
+    kept = records[: len(records) - n_missing]
+    (folder / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
+    return statistics.load(folder)
+
+
+def test_five_clips_are_not_enough_to_tell_however_large_the_difference(tmp_path):
+    results = made(tmp_path, {BOTH: [(2, 0, 60 + i) for i in range(5)]}, n_available=16)
+    told = " ".join(report.verdict(results))
+    assert results.differences[BOTH, FULL].low > 0  # the interval alone would say that it holds
+    assert "not enough clips to tell" in told
+    assert "it holds" not in told
+    assert "p = 0.0625, after Holm over 7 comparisons 0.438; alpha is 0.05" in told
+    assert "The smallest p that it can give is 0.0625, after Holm 0.438: 9 clips" in told
+    assert "The interval leaves 0 out, but" in told
+    assert "on 5 of 16 clips." in told
+    assert "5 of 16 clips" in report.page([results])
+
+
+def test_the_verdict_is_the_tests(tmp_path):
+    worse = [(3, 0, 2)] * 12
+    told = " ".join(report.verdict(made(tmp_path, {BOTH: worse}, n_clips=12)))
+    assert ": it holds. Sign-flip test over 12 clips: p = 0.000488, after Holm" in told
+    some = [(3, 0, 2)] * 5 + [(3, 0, 1)] * 7
+    results = made(tmp_path, {BOTH: some}, n_clips=12)
+    told = " ".join(report.verdict(results))
+    assert results.differences[BOTH, FULL].low > 0
+    assert "it may be chance" in told
+    assert "The interval leaves 0 out, but" in told
+    strict = Spec(alpha=0.001)
+    told = report.verdict(made(tmp_path, {BOTH: worse}, n_clips=12, chosen=strict))
+    assert "not enough clips to tell" in told[1]
+    told = report.verdict(made(tmp_path, {BOTH: worse}, n_clips=12, n_missing=1))
+    assert "no verdict before the run is complete" in told[1]
+
+
+def test_any_pair_may_be_the_primary_one(tmp_path):
+    chosen = Spec(primary=("full", "mask:both"))
+    results = made(tmp_path, {BOTH: [(9, 0, 1)] * 12}, n_clips=12, chosen=chosen)
+    told = report.verdict(results)
+    assert told[1].startswith("The difference is -30.0 points")
+    assert told[1].endswith("it holds.")
+
+
+def test_errors_are_told_in_whole_counts(tmp_path):
+    # three substitutions fewer, 303 insertions more: 300 net
+    results = made(tmp_path, {BOTH: [(0, 0, 304)], FULL: [(3, 0, 1)]}, n_clips=1)
+    told = " ".join(report.verdict(results))
+    assert "304 of the 304 errors with mask:both are insertions" in told
+    assert "with full 1 of 4." in told
+    for part, whole in re.findall(r"(\d+) of (?:the )?(\d+) ", told):
+        assert int(part) <= int(whole)
+
+
+def test_equal_texts_have_an_upper_bound_and_no_interval(tmp_path):
+    results = made(tmp_path, {})
+    told = report.verdict(results)[-1]
+    assert "to full +0.0 points; tokens are equal on 5 of 5 clips, so at most 45 % of" in told
+    assert "…" not in told
+    virtual = results.summaries[Cell("tiny.en", Policy("virtual"))]
+    names = ("difference", "low", "high", "p Holm")
+    assert [report.shown(virtual, name) for name in names] == ["+0.00", "", "", "1.0000"]
+
+
+def test_speakers_are_named_only_where_they_are_known(tmp_path):
+    page = report.page([made(tmp_path, {})])
+    assert "bootstrap over clips" in page
+    assert "over speakers" not in page
+    results = made(tmp_path, {BOTH: [(9, 0, 1)] * 12}, n_clips=12, speaker=lambda i: str(i % 3))
+    page = report.page([results])
+    assert "bootstrap over speakers" in page
+    assert "not enough speakers to tell" in page
+    assert results.differences[BOTH, FULL].p == 0.25
+    told = report.verdict(results)[-1]
+    assert "equal on 12 of 12 clips of 3 speakers, so at most 63 % of them have" in told
+
+
+def test_a_column_has_one_number_of_decimals(tmp_path):
+    results = made(tmp_path, {BOTH: [(2, 0, 60)] * 5})
+    for names in (report.SHOWN, report.more_of(results)):
+        for name in names[1:]:
+            texts = [report.shown(summary, name) for summary in results.summaries.values()]
+            numbers = [text for text in texts if text not in ("", "no data")]
+            assert len({len(text.partition(".")[2]) for text in numbers}) <= 1, name
+    assert len(report.SHOWN) <= 11
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +312,13 @@ def test_without_a_terminal_every_cell_is_told_when_it_is_done(run_folder):
         )
     assert {int(i) for i in re.findall(r"cell (\d+) of", said)} == set(range(1, n_cells + 1))
     assert f"; {n_all} of {n_all} in all, 0 s left\n" in said
+
+
+def test_a_limit_is_told_before_the_run_and_after(run_folder, samples):
+    said = (run_folder.parent / "said.txt").read_text()
+    assert f": 2 of {len(samples)} clips, looking for bad ones\n" in said
+    assert f" on 2 of {len(samples)} clips." in (run_folder / "summary.md").read_text()
+    assert f" · 2 of {len(samples)} clips ·" in (run_folder / "report.html").read_text()
 
 
 def test_a_record_has_everything(run_folder):

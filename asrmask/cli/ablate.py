@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from asrmask.experiments import report, spec
     from asrmask.experiments.run import run as work
     from asrmask.experiments.sounds import sound_of
+    from asrmask.experiments.statistics import told_of
     from asrmask.jobs import progress, say
     from asrmask.virtual import speech
 
@@ -75,8 +76,9 @@ def run(args: argparse.Namespace) -> int:
     except filelock.Timeout:
         raise OptionError(f"{out}: another run is at work in this folder") from None
     with lock:
-        clips = corpus.read(source)[: wanted.most_clips]
-        say(f"{source}: {len(clips)} clips, looking for bad ones")
+        available = corpus.read(source)
+        clips = available[: wanted.most_clips]
+        say(f"{source}: {told_of(len(clips), len(available))} clips, looking for bad ones")
         seconds, bad = corpus.check(clips)
         for clip, why in bad.items():
             say(f"{'left out' if args.skip_bad else 'error'}: {clip}: {why}")
@@ -95,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
                 sounds,
                 out,
                 bad,
+                len(available),
                 advance,
                 command,
                 args.model_dir,

@@ -4,17 +4,21 @@ import csv
 import html
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from asrmask.alignment import as_html
 from asrmask.experiments.plots import PLOTS, render
+from asrmask.experiments.sounds import NOTHING_S
 from asrmask.experiments.spec import Cell
 from asrmask.experiments.statistics import (
+    Difference,
     Results,
     Summary,
     checks,
+    enough_blocks,
     errors_of,
     load,
 )
@@ -27,7 +31,7 @@ from asrmask.upstream import normalizer
 
 N_WORST = 6
 MOST_AUDIO_S = 30
-COLUMNS = {
+COLUMNS = {  # in summary.csv; those of the page and summary.md are SHOWN, and MORE on demand
     "model": lambda s: s.cell.model,
     "policy": lambda s: _policy(s.cell),
     "decoding": lambda s: str(s.cell.decoding),
@@ -43,29 +47,35 @@ COLUMNS = {
     "fallbacks": lambda s: s.fallbacks if s.n_clips else None,
     "repeated %": lambda s: _percent(s.repeated),
     "text from nothing %": lambda s: _percent(s.invented),
-    "reference, nats a token": lambda s: _rounded(s.reference_nll, 4),
-    "end after reference": lambda s: _rounded(s.end_probability, 4),
-    "difference": lambda s: None if s.difference is None else _percent(s.difference.wer),
-    "low": lambda s: None if s.difference is None else _percent(s.difference.low),
-    "high": lambda s: None if s.difference is None else _percent(s.difference.high),
-    "p": lambda s: None if s.difference is None else _rounded(s.difference.p, 5),
-    "p Holm": lambda s: None if s.difference is None else _rounded(s.difference.p_holm, 5),
-    "same tokens": lambda s: None if s.difference is None else s.difference.n_same,
-    "encoder ms": lambda s: None if s.encoder_s is None else round(1000 * s.encoder_s, 1),
-    "decoder ms": lambda s: None if s.decoder_s is None else round(1000 * s.decoder_s, 1),
+    "reference, nats a token": lambda s: s.reference_nll,
+    "end after reference": lambda s: s.end_probability,
+    "difference": lambda s: _compared(s, lambda d: 100 * d.wer),
+    "low": lambda s: _compared(s, lambda d: NONE if d.low is None else 100 * d.low),
+    "high": lambda s: _compared(s, lambda d: NONE if d.high is None else 100 * d.high),
+    "p": lambda s: _compared(s, lambda d: d.p),
+    "p Holm": lambda s: _compared(s, lambda d: d.p_holm),
+    "same tokens": lambda s: _compared(s, lambda d: d.n_same),
+    "encoder ms": lambda s: None if s.encoder_s is None else 1000 * s.encoder_s,
+    "decoder ms": lambda s: None if s.decoder_s is None else 1000 * s.decoder_s,
 }
 INSPECTED = {  # where the spec says `inspect`
     "encoder on padding %": lambda s: _percent(s.on_padding("encoder.self")),
     "cross on padding %": lambda s: _percent(s.on_padding("decoder.cross")),
-    "end logit from padding": lambda s: _rounded(s.end_from("end_padding"), 3),
-    "end logit from audio": lambda s: _rounded(s.end_from("end_audio"), 3),
+    "end logit from padding": lambda s: s.end_from("end_padding"),
+    "end logit from audio": lambda s: s.end_from("end_audio"),
 }
-DIFFERENCE = "to full, 95 % interval, p (Holm)"
+NONE = ""  # nothing to say, which is not "no data"
 SHOWN = (
-    *("policy", "WER %", DIFFERENCE, "sub", "del", "ins", "decoding", "trailing", "clips"),
-    *("clips above 100 %", "runaways", "fallbacks", "text from nothing %"),
-    *("reference, nats a token", "end after reference", "encoder ms", "decoder ms"),
+    *("cell", "WER %", "difference", "low", "high", "p Holm"),
+    *("sub", "del", "ins", "runaways", "same tokens"),
 )
+MORE = (
+    *("cell", "clips", "WER % by clip", "clips above 100 %", "fallbacks", "repeated %"),
+    *("text from nothing %", "reference, nats a token", "end after reference"),
+    *("p", "encoder ms", "decoder ms"),
+)
+DECIMALS = {"p": 4, "p Holm": 4, "reference, nats a token": 4, "end after reference": 4}
+DECIMALS |= {"encoder ms": 1, "decoder ms": 1}
 
 
 def _policy(cell: Cell) -> str:
@@ -73,15 +83,29 @@ def _policy(cell: Cell) -> str:
 
 
 def _percent(value: float | None) -> float | None:
-    return None if value is None else round(100 * value, 2)
+    return None if value is None else 100 * value
 
 
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
+def _compared(summary: Summary, value: Callable[[Difference], Any]) -> Any:
+    """Of a cell beside its reference; the reference has none."""
+    if summary.difference is None:
+        return NONE if summary.cell == summary.cell.reference else None
+    return value(summary.difference)
 
 
-def shown(value: object) -> str:
-    return "no data" if value is None else str(value)
+def shown(summary: Summary, name: str) -> str:
+    """What a table for people has in a column, with as many decimals in every row."""
+    if name == "cell":
+        return str(replace(summary.cell, model=_file(summary.cell.model)))
+    value = (COLUMNS | INSPECTED)[name](summary)
+    if value is None:
+        return "no data"
+    if not isinstance(value, float):
+        return str(value)
+    decimals = DECIMALS.get(name, 2)
+    if name in ("p", "p Holm") and value < 10**-decimals:
+        return f"<{10**-decimals:.{decimals}f}"
+    return f"{value:{'+' if name in ('difference', 'low', 'high') else ''}.{decimals}f}"
 
 
 def write(folders: Sequence[Path], out: Path) -> list[Path]:
@@ -126,8 +150,14 @@ def table_csv(runs: Sequence[Results]) -> str:
     for results in runs:
         for summary in results.summaries.values():
             row = [column(summary) for column in columns.values()]
-            writer.writerow([results.folder.name, *map(shown, row)])
+            writer.writerow([results.folder.name, *map(_csv, row)])
     return out.getvalue()
+
+
+def _csv(value: object) -> object:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "no data" if value is None else value
 
 
 def heads_table(runs: Sequence[Results]) -> tables.Table:
@@ -152,69 +182,92 @@ def heads_table(runs: Sequence[Results]) -> tables.Table:
     return table
 
 
-def names_of(results: Results) -> tuple[str, ...]:
-    """The columns of a table for people."""
-    return (*SHOWN, *INSPECTED) if results.spec.inspect else SHOWN
-
-
-def difference(summary: Summary) -> str:
-    """How far from its reference, in words: +2.1 (+0.3 … +4.0), p 0.01."""
-    found = summary.difference
-    if found is None:
-        return "" if summary.cell == summary.cell.reference else "no data"
-    text = f"{100 * found.wer:+.2f} ({100 * found.low:+.2f} … {100 * found.high:+.2f})"
-    return text if found.p_holm is None else f"{text}, p {found.p_holm:.2g}"
-
-
-def value_of(summary: Summary, name: str) -> object:
-    """What a table for people has in a column."""
-    if name == DIFFERENCE:
-        return difference(summary)
-    return (COLUMNS | INSPECTED)[name](summary)
+def more_of(results: Results) -> tuple[str, ...]:
+    """The columns that are shown on demand."""
+    return (*MORE, *INSPECTED) if results.spec.inspect else MORE
 
 
 def verdict(results: Results) -> list[str]:
     """The answer to the question, in words and numbers."""
-    model = results.spec.models[0]
-    a, b = (Cell(model, Policy.parse(text)) for text in results.spec.primary)
+    a, b = results.primary
     one, other = results.summaries[a], results.summaries[b]
-    if one.wer is None or other.wer is None:
+    found = results.differences.get((a, b))
+    if one.wer is None or other.wer is None or found is None:
         return ["No data yet."]
     told = [
-        f"With {a.policy} the word error rate of {model} is {100 * one.wer:.1f} %, with {b.policy} "
-        f"{100 * other.wer:.1f} %, on {one.n_clips} clips."
+        f"With {a.policy} the word error rate of {a.model} is {100 * one.wer:.1f} %, with "
+        f"{b.policy} {100 * other.wer:.1f} %, on {results.clips_told(found.n_clips)}.",
+        f"The difference is {points(found)}: {conclusion(results, found)}.",
+        tested(results, found),
     ]
-    found = one.difference
-    if found is not None and b == a.reference:
-        is_clear = found.low > 0 or found.high < 0
-        corrected = "" if found.p_holm is None else f"; p = {found.p_holm:.2g} after Holm"
+    if one.errors.total > other.errors.total:
         told.append(
-            f"The difference is {100 * found.wer:+.1f} points (95 % interval "
-            f"{100 * found.low:+.1f} … {100 * found.high:+.1f}{corrected}): "
-            + ("it holds." if is_clear else "it may be chance.")
+            f"{one.errors.insertions} of the {one.errors.total} errors with {a.policy} are "
+            f"insertions, words that were never said; with {b.policy} {other.errors.insertions} of "
+            f"{other.errors.total}. {one.runaways} of {one.n_clips} clips run away."
         )
-        more = one.errors.insertions - other.errors.insertions
-        rest = one.errors.total - other.errors.total
-        if rest > 0:
-            told.append(
-                f"{more} of the {rest} additional errors are insertions: words that were never "
-                f"said. {one.runaways} of {one.n_clips} clips run away."
-            )
     if one.end_probability is not None and other.end_probability is not None:
         told.append(
             f"After the last word of the reference the end token has a probability of "
             f"{one.end_probability:.2f}, with {b.policy} {other.end_probability:.2f}."
         )
-    virtual = results.summaries.get(Cell(model, Policy("virtual")))
-    if virtual is not None and virtual.difference is not None and virtual.wer is not None:
-        found = virtual.difference
-        word = "is within" if found.low <= 0 <= found.high else "is outside"
+    virtual = results.summaries.get(Cell(a.model, Policy("virtual")))
+    if virtual and virtual.cell != a and virtual.difference and virtual.wer is not None:
         told.append(
-            f"virtual, which computes hardly any padding, has {100 * virtual.wer:.1f} %: full "
-            f"{word} its interval ({100 * found.low:+.1f} … {100 * found.high:+.1f} points), "
-            f"tokens equal on {found.n_same} of {found.n_clips} clips."
+            f"virtual, which computes hardly any padding, has {100 * virtual.wer:.1f} %, to full "
+            f"{points(virtual.difference)}; {excluded(results, virtual.difference)}."
         )
     return told
+
+
+def points(found: Difference) -> str:
+    """How large a difference is: +2.1 points (95 % interval +0.3 … +4.0)."""
+    text = f"{100 * found.wer:+.1f} points"
+    if found.low is None or found.high is None:
+        return text
+    return f"{text} (95 % interval {100 * found.low:+.1f} … {100 * found.high:+.1f})"
+
+
+def conclusion(results: Results, found: Difference) -> str:
+    """Whether a difference holds, by the test and alpha that were named before the run."""
+    if not results.is_complete:
+        return "no verdict before the run is complete"
+    if found.least_p_holm > results.spec.alpha:
+        return f"not enough {results.blocks} to tell"
+    return "it holds" if found.p_holm <= results.spec.alpha else "it may be chance"
+
+
+def tested(results: Results, found: Difference) -> str:
+    """The numbers of the test, and what they leave open."""
+    alpha, n_all = results.spec.alpha, len(results.differences)
+    told = (
+        f"Sign-flip test over {found.n_blocks} {results.blocks}: p = {found.p:.3g}, after Holm "
+        f"over {n_all} comparisons {found.p_holm:.3g}; alpha is {alpha:g}. The smallest p that it "
+        f"can give is {found.least_p:.3g}, after Holm {found.least_p_holm:.3g}"
+    )
+    if found.least_p_holm > alpha:
+        told += f": {enough_blocks(n_all, alpha)} {results.blocks} are the fewest that can tell"
+    if found.low is None or found.high is None:
+        return f"{told}." if found.wer else f"{told}. {excluded(results, found).capitalize()}."
+    has_0, holds = found.low <= 0 <= found.high, found.p_holm <= alpha
+    if not has_0 and not holds:
+        told += (
+            f". The interval leaves 0 out, but it is of one comparison of {n_all}, and too narrow "
+            f"with few {results.blocks}"
+        )
+    elif has_0 and holds:
+        told += ". The interval has 0 in it: it is a bootstrap's, the verdict is the test's"
+    return told + "."
+
+
+def excluded(results: Results, found: Difference) -> str:
+    """What a difference that is not seen can exclude: an upper bound."""
+    who = "of them have" if results.blocks != "clips" else "of such clips have"
+    of = "" if results.blocks == "clips" else f" of {found.n_blocks} {results.blocks}"
+    return (
+        f"tokens are equal on {found.n_same} of {found.n_clips} clips{of}, so at most "
+        f"{100 * found.most_blocks:.0f} % {who} other tokens (at 95 %)"
+    )
 
 
 def summary_md(results: Results) -> str:
@@ -222,11 +275,12 @@ def summary_md(results: Results) -> str:
     lines = [f"# {results.spec.question}", "", *verdict(results), ""]
     if not results.is_complete:
         lines += [f"*{results.n_records} of {results.about['n_records']} records so far.*", ""]
-    names = names_of(results)
-    lines += ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    for summary in results.summaries.values():
-        lines.append("| " + " | ".join(shown(value_of(summary, name)) for name in names) + " |")
-    lines += ["", "Controls:", ""]
+    for names in (SHOWN, more_of(results)):
+        lines += ["| " + " | ".join(names) + " |", "|---" + "|---:" * (len(names) - 1) + "|"]
+        for summary in results.summaries.values():
+            lines.append("| " + " | ".join(shown(summary, name) for name in names) + " |")
+        lines.append("")
+    lines += ["Controls:", ""]
     lines += [f"- {check.name}: {mark(check.holds)}{check.told}" for check in checks(results)]
     if results.about["left_out"]:
         lines += ["", "Left out:", ""]
@@ -240,8 +294,7 @@ def mark(holds: bool | None) -> str:
 
 def worst(results: Results) -> list[dict[str, Any]]:
     """The clips that lose most in the primary comparison, with their texts side by side."""
-    model = results.spec.models[0]
-    a, b = (Cell(model, Policy.parse(text)) for text in results.spec.primary)
+    a, b = results.primary
     mine, other = results.speech(a), results.speech(b)
     both = sorted(
         set(mine) & set(other),
@@ -294,14 +347,17 @@ def page(runs: Sequence[Results]) -> str:
                 "plots": plots,
                 "worst": worst(results),
                 "spec": json.dumps(results.about["spec"], indent=1, ensure_ascii=False),
-                "n_clips": sum(c["kind"] == "speech" for c in results.about["clips"].values()),
+                "clips": results.clips_told(
+                    sum(c["kind"] == "speech" for c in results.about["clips"].values())
+                ),
             }
         )
     return rendered(
         Path(__file__).parent / "report.html.j2",
         sections=sections,
-        names_of=names_of,
-        value_of=value_of,
+        columns=SHOWN,
+        more_of=more_of,
+        nothing_s=f"{NOTHING_S:g}",
         shown=shown,
         mark=mark,
     )

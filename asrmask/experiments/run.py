@@ -44,11 +44,15 @@ def run(
     sounds: Sequence[Sound],
     folder: Path,
     left_out: dict[str, str],
+    n_available: int,
     advance: Advance,
     command: str,
     model_dir: str | None = None,
 ) -> None:
-    """Every record that is not in the folder yet."""
+    """Every record that is not in the folder yet.
+
+    n_available: clips of the data set, with those that are not in `sounds`
+    """
     cells = spec.cells()
     everything = [*sounds, *controls(sounds, spec.seed)]
     n_all = sum(1 for cell in cells for sound in everything if applies(cell, sound))
@@ -68,6 +72,7 @@ def run(
             for s in everything
         },
         "left_out": left_out,
+        "n_available": n_available,
         "command": command,
         "n_records": n_all,
     }

@@ -4,6 +4,7 @@ A spec is TOML. A *grid* crosses its lists; the cells are those of all grids, ea
 
     question = "Does Whisper need to see its padding?"
     primary = ["mask:both", "full"]     # the comparison that the verdict is about: named beforehand
+    alpha = 0.05                        # of the verdict; p is after Holm, over all comparisons
     models = ["tiny.en"]
     inspect = true                      # measure every head too (instruments/quantities.py); slower
 
@@ -172,6 +173,7 @@ class Spec:
     name: str = "custom"
     question: str = "What does Whisper do when its padding is hidden?"
     primary: tuple[str, str] = ("mask:both", "full")
+    alpha: float = 0.05
     models: tuple[str, ...] = ("tiny.en",)
     grid: tuple[Grid, ...] = ()
     seed: int = 0
@@ -182,6 +184,8 @@ class Spec:
     def __post_init__(self) -> None:
         if len(self.primary) != 2:
             raise OptionError(f"primary must be two policies, got {list(self.primary)}")
+        if not 0 < self.alpha < 1:
+            raise OptionError(f"alpha must be between 0 and 1, got {self.alpha}")
         if not self.models:
             raise OptionError("models must be one or more, got none")
         if self.batch_size < 1:
@@ -304,7 +308,8 @@ def _checked(kind: type, table: Mapping[str, Any], name: str) -> Any:
                 raise OptionError(f"{key} must be a list of its kind, got {bad[0]!r} in it")
             value = tuple(float(v) if key == "margins" else v for v in value)
         elif not is_list and value is not None:
-            kind_of = {"name": str, "question": str, "inspect": bool}.get(key, int)
+            kinds = {"name": str, "question": str, "inspect": bool, "alpha": float}
+            kind_of = kinds.get(key, int)
             if type(value) is not kind_of:
                 raise OptionError(f"{key} must be of type {kind_of.__name__}, got {value!r}")
         values[key] = value

@@ -4,6 +4,7 @@ WER is weighted by words (all errors ÷ all reference words) unless it is said t
 has no data is None, never 0.
 """
 
+import itertools
 import json
 import math
 from collections import defaultdict
@@ -20,22 +21,41 @@ from asrmask.experiments.spec import Cell, Decoding, Spec, Trailing, of
 from asrmask.instruments.online import Tally
 from asrmask.instruments.quantities import flat, kind_of
 from asrmask.policy import Policy
-from asrmask.score import Errors, difference_interval, total
+from asrmask.score import (
+    Errors,
+    difference_interval,
+    difference_p,
+    least_p,
+    most_that_differ,
+    total,
+)
 
 N_DRAWS = 10_000
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A cell beside its reference, on the clips that both have."""
+    """A cell beside another, on the clips that both have."""
 
-    wer: float  # WER minus the reference's, of all words
-    low: float  # its 95 % interval, paired bootstrap over speakers (or clips)
-    high: float
-    p: float | None  # of a matched-pairs test; None: no clip differs in its errors
+    wer: float  # WER minus the other's, of all words
+    low: float | None  # its 95 % interval, paired bootstrap over blocks; None: none differs
+    high: float | None
+    p: float  # of the sign-flip test over blocks
     n_clips: int
     n_same: int  # clips with the same tokens
-    p_holm: float | None = None  # corrected for all cells of the run
+    n_blocks: int  # speakers, or clips where no speaker is known
+    n_blocks_same: int  # whose clips all have the same tokens
+    p_holm: float = 1.0  # corrected for all comparisons of the run
+    least_p_holm: float = 1.0  # the smallest that so many blocks can give
+
+    @property
+    def least_p(self) -> float:
+        return least_p(self.n_blocks)
+
+    @property
+    def most_blocks(self) -> float:
+        """At 95 %, no larger share of blocks has other tokens."""
+        return most_that_differ(self.n_blocks - self.n_blocks_same, self.n_blocks)
 
 
 @dataclass(frozen=True)
@@ -90,6 +110,22 @@ class Results:
     about: dict[str, Any]
     records: dict[Cell, dict[str, dict[str, Any]]]  # by cell and clip
     summaries: dict[Cell, Summary]
+    differences: dict[tuple[Cell, Cell], Difference]  # all that are tested, the primary one too
+
+    @property
+    def primary(self) -> tuple[Cell, Cell]:
+        """The comparison that was named before the run."""
+        a, b = (Cell(self.spec.models[0], Policy.parse(text)) for text in self.spec.primary)
+        return a, b
+
+    @property
+    def blocks(self) -> str:
+        """What is drawn and whose signs are flipped: "speakers" or "clips"."""
+        clips = [clip for clip in self.about["clips"].values() if clip["kind"] == "speech"]
+        n_known = sum(clip["speaker"] is not None for clip in clips)
+        if n_known in (0, len(clips)):
+            return "speakers" if n_known else "clips"
+        return "speakers (clips where none is known)"
 
     @property
     def n_records(self) -> int:
@@ -99,6 +135,10 @@ class Results:
     def is_complete(self) -> bool:
         return self.n_records == self.about["n_records"]
 
+    def clips_told(self, n_clips: int) -> str:
+        """A number of clips, of those that the data set has: "5 of 16 clips"."""
+        return f"{told_of(n_clips, self.about.get('n_available', n_clips))} clips"
+
     def kind(self, clip: str) -> str:
         return self.about["clips"][clip]["kind"]
 
@@ -106,6 +146,11 @@ class Results:
         """The records of a cell's clips that have speech and a transcript."""
         found = self.records.get(cell, {})
         return {clip: record for clip, record in found.items() if self.kind(clip) == "speech"}
+
+
+def told_of(n: int, n_all: int) -> str:
+    """A part as people read it: "5 of 16", or "16" where it is all."""
+    return str(n) if n == n_all else f"{n} of {n_all}"
 
 
 def load(folder: Path) -> Results:
@@ -125,10 +170,15 @@ def load(folder: Path) -> Results:
             record["control"],
         )
         records[cell][record["clip"]] = record
-    bare = Results(folder, spec, about, dict(records), {})
-    summaries = {cell: summed(bare, cell) for cell in spec.cells()}
-    compared = {cell: _difference(bare, cell) for cell in summaries if cell != cell.reference}
-    return Results(folder, spec, about, dict(records), _corrected(summaries, compared))
+    bare = Results(folder, spec, about, dict(records), {}, {})
+    pairs = [(cell, cell.reference) for cell in spec.cells() if cell != cell.reference]
+    found = {pair: _difference(bare, *pair) for pair in dict.fromkeys([*pairs, bare.primary])}
+    differences = _corrected({pair: d for pair, d in found.items() if d is not None})
+    summaries = {
+        cell: replace(summed(bare, cell), difference=differences.get((cell, cell.reference)))
+        for cell in spec.cells()
+    }
+    return replace(bare, summaries=summaries, differences=differences)
 
 
 def errors_of(record: dict[str, Any]) -> Errors:
@@ -177,42 +227,31 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def blocks_of(results: Results, clips: Sequence[str]) -> list[str]:
-    """What the bootstrap draws: speakers, or clips where no speaker is known."""
+    """The block of each clip: its speaker, or itself where no speaker is known."""
     about = results.about["clips"]
     return [about[clip]["speaker"] or clip for clip in clips]
 
 
-def _difference(results: Results, cell: Cell) -> Difference | None:
-    mine, theirs = results.speech(cell), results.speech(cell.reference)
+def _difference(results: Results, cell: Cell, other: Cell) -> Difference | None:
+    mine, theirs = results.speech(cell), results.speech(other)
     clips = sorted(set(mine) & set(theirs))
     ours, full = [errors_of(mine[c]) for c in clips], [errors_of(theirs[c]) for c in clips]
     if not total(full).n_words:
         return None
     blocks = blocks_of(results, clips)
     low, high = difference_interval(ours, full, blocks, n_draws=N_DRAWS, seed=results.spec.seed)
+    is_same = [mine[c]["tokens"] == theirs[c]["tokens"] for c in clips]
+    different = {block for block, same in zip(blocks, is_same, strict=True) if not same}
     return Difference(
-        total(ours).wer - total(full).wer,
-        low,
-        high,
-        matched_pairs([a.total - b.total for a, b in zip(ours, full, strict=True)]),
-        len(clips),
-        sum(mine[c]["tokens"] == theirs[c]["tokens"] for c in clips),
+        wer=total(ours).wer - total(full).wer,
+        low=low if low < high else None,
+        high=high if low < high else None,
+        p=difference_p(ours, full, blocks),
+        n_clips=len(clips),
+        n_same=sum(is_same),
+        n_blocks=len(set(blocks)),
+        n_blocks_same=len(set(blocks)) - len(different),
     )
-
-
-def matched_pairs(differences: Sequence[int]) -> float | None:
-    """p of the matched-pairs test of Gillick and Cox (1989), with clips as the segments.
-
-    The mean difference in errors a clip, over its standard error, against the normal distribution;
-    two-sided. None where no clip differs.
-    """
-    values = np.asarray(differences, dtype=float)
-    if len(values) < 2 or not values.any():
-        return None
-    error = values.std(ddof=1) / math.sqrt(len(values))
-    if error == 0:
-        return 0.0
-    return math.erfc(abs(values.mean() / error) / math.sqrt(2))
 
 
 def holm(ps: dict[Any, float]) -> dict[Any, float]:
@@ -229,18 +268,22 @@ def holm(ps: dict[Any, float]) -> dict[Any, float]:
     return corrected
 
 
-def _corrected(
-    summaries: dict[Cell, Summary], compared: dict[Cell, Difference | None]
-) -> dict[Cell, Summary]:
-    ps = {cell: d.p for cell, d in compared.items() if d is not None and d.p is not None}
-    by_holm = holm(ps)
-    done = {}
-    for cell, summary in summaries.items():
-        difference = compared.get(cell)
-        if difference is not None:
-            difference = replace(difference, p_holm=by_holm.get(cell))
-        done[cell] = replace(summary, difference=difference)
-    return done
+def _corrected(found: dict[Any, Difference]) -> dict[Any, Difference]:
+    by_holm = holm({pair: d.p for pair, d in found.items()})
+    least = holm({pair: d.least_p for pair, d in found.items()})  # p after Holm grows with each p
+    return {
+        pair: replace(d, p_holm=by_holm[pair], least_p_holm=least[pair])
+        for pair, d in found.items()
+    }
+
+
+def enough_blocks(n_comparisons: int, alpha: float) -> int:
+    """The fewest blocks with which a comparison of so many can hold.
+
+    >>> enough_blocks(1, 0.05)
+    6
+    """
+    return next(n for n in itertools.count(1) if n_comparisons * least_p(n) <= alpha)
 
 
 @dataclass(frozen=True)
