@@ -259,6 +259,21 @@ def test_speakers_are_named_only_where_they_are_known(tmp_path):
     assert "equal on 12 of 12 clips of 3 speakers, so at most 63 % of them have" in told
 
 
+def test_captions_name_only_the_marks_that_are_drawn(tmp_path):
+    by_name = {plot.name: plot for plot in plots.PLOTS}
+    results = made(tmp_path, {})
+    for name in ("insertions_against_deletions", "time_against_wer"):
+        told = by_name[name].caption(results, "tiny.en")
+        assert told.endswith(" Rings: policies at the same point.")
+    more = Spec(grid=(Grid(("trim",), (1.28,), ("silence",), ("last",)),))
+    told = by_name["insertions_against_deletions"].caption(
+        made(tmp_path, {cell: [(1, 2, 3)] * 5 for cell in more.cells()[7:]}, chosen=more), "tiny.en"
+    )
+    assert "Small: other settings. Hollow: padding not zero. Squares: last positions." in told
+    figure = plots.figure_of(by_name["end_over_steps"], made(tmp_path, {}, n_clips=2), "tiny.en")
+    assert figure.axes[0].get_xlabel().endswith("(steps with 2 clips or more)")
+
+
 def test_a_column_has_one_number_of_decimals(tmp_path):
     results = made(tmp_path, {BOTH: [(2, 0, 60)] * 5})
     for names in (report.SHOWN, report.more_of(results)):

@@ -92,6 +92,20 @@ def test_ratios_are_taken_within_rounds(result):
     assert line.errors.wer == 4 / 16
 
 
+def test_one_round_has_no_range(result):
+    assert summary.cells(summary.lines(result)[0])[2] == "2.00 (2.00 … 4.00)"
+    assert "3 rounds" in report.page([result])
+    assert any("their range" in plot.told for plot in report.plots(result))
+    result["runs"] = [r for r in result["runs"] if r["round"] == 1]
+    result["about"]["rounds"] = 1
+    cells = summary.cells(summary.lines(result)[0])
+    assert (cells[2], cells[4]) == ("2.00", "4.00")
+    for text in (report.page([result]), summary.markdown(result)):
+        assert "1 round" in text
+        assert "1 rounds" not in text
+    assert not any("range" in plot.told for plot in report.plots(result))
+
+
 def test_a_failed_system_is_told_and_no_number_is_made_up(result):
     line = summary.lines(result)[2]
     assert line.failed == "no such file"

@@ -85,6 +85,7 @@ def test_the_page_needs_nothing_else_and_has_the_text_under_the_spectrogram(out)
     assert text.index("spectrogram with its padding") < text.index(">young</span>")
     assert text.index(">young</span>") < text.index("cross-attention over time")
     assert "trim minus full, head by head" in text
+    assert "Bands: 95 % intervals over windows." in text
     assert "no data under trim" in text
     assert "encoder.2.self padding" in text
     assert "attention on padding: decoder 0." in text
@@ -232,7 +233,7 @@ def test_a_bad_file_gets_one_line_and_the_others_are_done(run, clips, tmp_path):
     assert f"{bad}: expected audio" in errors[0]
     assert f"{silent}: pure silence" in errors[1]
     assert f"2 of 3 files failed: {bad} {silent}" in err
-    assert (tmp_path / "out" / "inspect.html").is_file()
+    assert "Bands" not in (tmp_path / "out" / "inspect.html").read_text()  # of one window: none
 
 
 def test_nothing_good_writes_nothing(run, tmp_path):

@@ -47,14 +47,15 @@ def plots(result: dict[str, Any]) -> list[Plot]:
     reference = reference_of(result)
     for number, (title, lines) in enumerate(tables(result), start=1):
         good = [line for line in lines if line.ratios]
+        several = any(len(line.ratios) > 1 for line in good)
         height = 1.4 + 0.32 * len(good)
         if good:
             found.append(
                 Plot(
                     f"speed-{number}",
                     title,
-                    f"How many times as fast as {reference}: the median of the rounds, and their "
-                    f"range.",
+                    f"How many times as fast as {reference}"
+                    + (": the median of the rounds, and their range." if several else "."),
                     lambda axes, good=good: speed(axes, good, reference),  # type: ignore[misc]
                     height,
                 )
@@ -87,7 +88,8 @@ def speed(axes: Axes, lines: list[Line], reference: str) -> None:
     for y, line in enumerate(lines):
         assert line.ratio is not None
         low, high = line.ratio - min(line.ratios), max(line.ratios) - line.ratio
-        axes.barh(y, line.ratio, color=colour_of(line.system), xerr=[[low], [high]], capsize=2)
+        xerr = [[low], [high]] if len(line.ratios) > 1 else None
+        axes.barh(y, line.ratio, color=colour_of(line.system), xerr=xerr, capsize=2)
         axes.annotate(
             f"{line.ratio:.2f}", (max(line.ratios), y), (4, -3), textcoords="offset points", size=7
         )

@@ -6,7 +6,15 @@ from typing import Any
 
 from asrmask.bench.plots import plots, render
 from asrmask.bench.run import read
-from asrmask.bench.summary import HEADINGS, against, cells, markdown, reference_of, tables
+from asrmask.bench.summary import (
+    HEADINGS,
+    against,
+    cells,
+    markdown,
+    reference_of,
+    rounds_told,
+    tables,
+)
 from asrmask.files import replacing
 from asrmask.pages import SVG, embedded, rendered
 
@@ -52,4 +60,4 @@ def page(results: Sequence[dict[str, Any]]) -> str:
             }
         )
     template = Path(__file__).parent / "bench.html.j2"
-    return rendered(template, sections=sections, headings=HEADINGS)
+    return rendered(template, sections=sections, headings=HEADINGS, rounds_told=rounds_told)

@@ -171,27 +171,35 @@ AXES = {
 # ---------------------------------------------------------------- Markdown
 
 HEADINGS = (
-    *("system", "WER %", "seconds, median (least … most)", "× real time", "times as fast"),
+    *("system", "WER %", "seconds, median (range)", "× real time", "times as fast"),
     *("peak MB", "first text from cold, s", "one clip, warm, ms", "audio / Mel / enc / dec, s"),
 )
+
+
+def median_told(values: Sequence[float]) -> str:
+    """A median and, where they differ, the least and the most: 8.56 (8.41 … 8.70)."""
+    if not values:
+        return "no data"
+    text = f"{statistics.median(values):.2f}"
+    return text if min(values) == max(values) else f"{text} ({min(values):.2f} … {max(values):.2f})"
+
+
+def rounds_told(n: int) -> str:
+    return "1 round" if n == 1 else f"{n} rounds"
 
 
 def cells(line: Line) -> list[str]:
     """A line of the table, as people read it; "no data" where there is none."""
     if line.median_s is None:
         return [line.system, f"failed: {line.failed}", *["no data"] * (len(HEADINGS) - 2)]
-    spread = f"{min(line.seconds):.2f} … {max(line.seconds):.2f}"
-    ratios = "no data"
-    if line.ratio is not None:
-        ratios = f"{line.ratio:.2f} ({min(line.ratios):.2f} … {max(line.ratios):.2f})"
     parts = [line.parts.get(p, 0.0) for p in ("audio", "spectrogram", "encoder", "decoder")]
     split = " / ".join(f"{s:.2f}" for s in parts) if parts[2] > 0 else f"{parts[0]:.2f} / no data"
     return [
         line.system,
         "no data" if line.errors is None else f"{100 * line.errors.wer:.2f}",
-        f"{line.median_s:.2f} ({spread})",
+        median_told(line.seconds),
         f"{line.times_real_time:.1f}",
-        ratios,
+        median_told(line.ratios),
         f"{line.peak_mb:.0f}",
         f"{line.first_text_s:.1f}",
         f"{1000 * (line.alone_s or 0):.0f}",
@@ -218,7 +226,7 @@ def markdown(result: dict[str, Any]) -> str:
     out = [
         f"# {about['model']} on {about['threads']} threads of {about['processor']}",
         "",
-        f"`{about['command']}`, {about['date']}, {about['rounds']} rounds. {packages}.",
+        f"`{about['command']}`, {about['date']}, {rounds_told(about['rounds'])}. {packages}.",
         f"Times as fast: as {reference_of(result)}, in the same round.",
     ]
     for title, several in tables(result):
@@ -260,7 +268,7 @@ class Difference:
 
     wer: float
     exact: float
-    low: float  # of the difference: its 95 % interval, paired, by speaker
+    low: float  # of the difference: its 95 % interval, paired, by speaker or clip
     high: float
 
     @property
@@ -306,7 +314,7 @@ def _differences(result: dict[str, Any]) -> list[str]:
     return [
         "## Word error rate beside float32 with all of the padding",
         "",
-        "| work | system | WER % | WER %, exact | difference, 95 % interval (paired, by speaker) |",
+        "| work | system | WER % | WER %, exact | difference, 95 % interval (paired) |",
         "|---|---|---|---|---|",
         *out,
         "",

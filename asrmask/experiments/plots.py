@@ -43,6 +43,11 @@ class Plot:
     told: str  # what it shows, in a sentence
     draw: Callable[[Axes, Results, str], bool]  # False: no data
     height: Callable[[Results, str], float] = lambda *_: HEIGHT  # inches
+    spots: Callable[[Results, str], "list[Spot]"] = lambda *_: []  # if it is of points
+
+    def caption(self, results: Results, model: str) -> str:
+        """What it shows, and what the marks mean that are there."""
+        return " ".join([self.told, *marks_told(self.spots(results, model))])
 
 
 def figure_of(plot: Plot, results: Results, model: str) -> Figure | None:
@@ -156,6 +161,29 @@ class Spot:
     is_filled: bool = True
 
 
+def by_place(spots: Sequence[Spot]) -> list[list[Spot]]:
+    """Spots of the same place together, one of a kind of policy, the usual one first."""
+    places: dict[tuple[float, float], dict[str, Spot]] = defaultdict(dict)
+    for spot in sorted(spots, key=lambda spot: not spot.is_usual):
+        places[round(spot.x, 1), round(spot.y, 1)].setdefault(spot.cell.policy.kind, spot)
+    return [list(there.values()) for there in places.values()]
+
+
+def marks_told(spots: Sequence[Spot]) -> list[str]:
+    """What rings, sizes and shapes mean, of those that are drawn."""
+    places = by_place(spots)
+    drawn = [spot for several in places for spot in several]
+    markers = {spot.marker for spot in drawn}
+    told = {
+        "Rings: policies at the same point.": any(len(several) > 1 for several in places),
+        "Small: other settings.": not all(spot.is_usual for spot in drawn),
+        "Hollow: padding not zero.": not all(spot.is_filled for spot in drawn),
+        "Squares: last positions.": "s" in markers,
+        "Diamonds: with fallback.": "D" in markers,
+    }
+    return [sentence for sentence, is_there in told.items() if is_there]
+
+
 def draw_spots(axes: Axes, spots: Sequence[Spot]) -> None:
     """Each cell in the colour of its policy, which the legend names: labels would cover each other.
 
@@ -164,11 +192,7 @@ def draw_spots(axes: Axes, spots: Sequence[Spot]) -> None:
     kinds = [kind for kind in COLOURS if any(spot.cell.policy.kind == kind for spot in spots)]
     for kind in kinds:
         axes.scatter([], [], s=30, color=COLOURS[kind], label=kind)
-    places: dict[tuple[float, float], dict[str, Spot]] = defaultdict(dict)
-    for spot in sorted(spots, key=lambda spot: not spot.is_usual):
-        places[round(spot.x, 1), round(spot.y, 1)].setdefault(spot.cell.policy.kind, spot)
-    for there in places.values():
-        several = list(there.values())
+    for several in by_place(spots):
         for n_inside, spot in zip(range(len(several))[::-1], several, strict=True):
             colour = COLOURS[spot.cell.policy.kind]
             size = (6 if spot.is_usual else 4) + 5 * n_inside
@@ -241,7 +265,7 @@ def wer_against_length(axes: Axes, results: Results, model: str) -> bool:
     return bool(lines)
 
 
-def insertions_against_deletions(axes: Axes, results: Results, model: str) -> bool:
+def error_spots(results: Results, model: str) -> list[Spot]:
     spots = []
     for cell in plain(results, model):
         counts = results.summaries[cell].errors
@@ -256,6 +280,11 @@ def insertions_against_deletions(axes: Axes, results: Results, model: str) -> bo
                 policy.fill == "zero",
             )
         )
+    return spots
+
+
+def insertions_against_deletions(axes: Axes, results: Results, model: str) -> bool:
+    spots = error_spots(results, model)
     draw_spots(axes, spots)
     percents(axes, "y")
     axes.set_xlabel("deletions, % of reference words")
@@ -265,12 +294,12 @@ def insertions_against_deletions(axes: Axes, results: Results, model: str) -> bo
 
 def end_over_steps(axes: Axes, results: Results, model: str) -> bool:
     lines: Lines = {}
+    fewest = min(FEWEST, len(results.speech(Cell(model, Policy()))))
     for cell in usual(results, model):
         steps: dict[int, list[float]] = defaultdict(list)
         for record in results.speech(cell).values():
             for i, logprob in enumerate(record["end_logprobs"]):
                 steps[i].append(logprob)
-        fewest = min(FEWEST, len(results.speech(cell)))
         means: Points = [
             (i, float(np.mean(np.exp(v)))) for i, v in sorted(steps.items()) if len(v) >= fewest
         ]
@@ -278,7 +307,8 @@ def end_over_steps(axes: Axes, results: Results, model: str) -> bool:
             lines[cell.policy] = means
     draw_lines(axes, lines, 0, has_markers=False)
     axes.set_yscale("log")
-    axes.set_xlabel(f"step of the text that was found (steps with {FEWEST} clips or more)")
+    few = f" (steps with {fewest} clips or more)" if fewest > 1 else ""
+    axes.set_xlabel(f"step of the text that was found{few}")
     axes.set_ylabel("probability of the end token, mean")
     return bool(lines)
 
@@ -310,8 +340,8 @@ def likelihood_by_position(axes: Axes, results: Results, model: str) -> bool:
     return bool(lines)
 
 
-def time_against_wer(axes: Axes, results: Results, model: str) -> bool:
-    spots = [
+def time_spots(results: Results, model: str) -> list[Spot]:
+    return [
         Spot(
             cell,
             1000 * ((summary.encoder_s or 0) + (summary.decoder_s or 0)),
@@ -324,6 +354,10 @@ def time_against_wer(axes: Axes, results: Results, model: str) -> bool:
         for cell, summary in results.summaries.items()
         if cell.model == model and summary.wer is not None and cell.control == "none"
     ]
+
+
+def time_against_wer(axes: Axes, results: Results, model: str) -> bool:
+    spots = time_spots(results, model)
     draw_spots(axes, spots)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
@@ -352,16 +386,15 @@ PLOTS: Sequence[Plot] = (
     Plot(
         "wer_against_length",
         "WER against clip length",
-        "Errors by the length of the clip: the shorter it is, the more of its 30 s is padding.",
+        "Errors by the length of the clip; the rest of its 30 s is padding.",
         wer_against_length,
     ),
     Plot(
         "insertions_against_deletions",
         "Insertions against deletions",
-        "Which way a policy fails: words that were never said, or words that are missing. Rings: "
-        "policies at the same point. Small: other margins, fills and positions; hollow: padding "
-        "not zero; squares: last positions.",
+        "Which way a policy fails: words that were never said, or words that are missing.",
         insertions_against_deletions,
+        spots=error_spots,
     ),
     Plot(
         "end_over_steps",
@@ -378,8 +411,8 @@ PLOTS: Sequence[Plot] = (
     Plot(
         "time_against_wer",
         "Time against WER",
-        "What a policy costs, and what it saves. Rings: policies at the same point. Small: other "
-        "margins, decoding and silence or noise at the end; diamonds: with fallback.",
+        "What a policy costs, and what it saves.",
         time_against_wer,
+        spots=time_spots,
     ),
 )

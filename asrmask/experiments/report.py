@@ -337,7 +337,8 @@ def page(runs: Sequence[Results]) -> str:
             for plot in PLOTS:
                 svg = render(plot, results, model, "svg")
                 drawing = None if svg is None else embedded(svg, SVG)
-                plots.append({"plot": plot, "model": model, "svg": drawing})
+                told = plot.caption(results, model)
+                plots.append({"plot": plot, "model": model, "svg": drawing, "told": told})
         sections.append(
             {
                 "results": results,
