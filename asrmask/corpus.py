@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import tempfile
 from collections import Counter
@@ -103,8 +104,8 @@ def _manifest(path: Path) -> Iterator[Clip]:
             rows: Iterable[Mapping[str, Any]]
             if path.suffix == ".jsonl":
                 rows = (json.loads(line) for line in file if line.strip())
-            elif path.suffix == ".tsv":  # a quotation mark is one: texts begin with them
-                rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            elif path.suffix == ".tsv":
+                rows = _tsv(file)
             elif path.suffix == ".csv":
                 rows = csv.DictReader(file)
             else:
@@ -113,8 +114,22 @@ def _manifest(path: Path) -> Iterator[Clip]:
                 yield _clip(row, path.parent, f"{path}: row {number}")
     except OSError as error:
         raise AudioError(f"{path}: {error.strerror}, expected a manifest") from None
-    except (ValueError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise AudioError(f"{path}: expected a manifest, got JSON nested too deeply") from None
+    except (ValueError, csv.Error) as error:
         raise AudioError(f"{path}: expected a manifest, got {error}") from None
+
+
+def _tsv(lines: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Rows of a TSV file, by the names in its first line.
+
+    Quotation marks are plain characters: texts begin with them. Fields may be of any length; those
+    of Python's csv module may not.
+    """
+    rows = (line.rstrip("\r\n").split("\t") for line in lines if line.strip("\r\n"))
+    names = next(rows, [])
+    for row in rows:
+        yield dict(zip(names, row, strict=False))
 
 
 def _clip(row: Mapping[str, Any], folder: Path, place: str) -> Clip:
@@ -155,7 +170,7 @@ def _arrow(folder: Path) -> Iterator[Clip]:
     try:
         names = [
             part["filename"]
-            for part in json.loads((folder / "state.json").read_text())["_data_files"]
+            for part in json.loads((folder / "state.json").read_bytes())["_data_files"]
         ]
         for name in names:
             with pyarrow.memory_map(str(folder / name)) as file:
@@ -172,7 +187,7 @@ def _arrow(folder: Path) -> Iterator[Clip]:
                             clip.id,
                             audio.get("bytes"),
                         )
-    except (OSError, KeyError, ValueError, pyarrow.ArrowInvalid) as error:
+    except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise AudioError(f"{folder}: expected a data set saved to disk, got {error}") from None
 
 
@@ -196,7 +211,7 @@ def check(clips: Sequence[Clip]) -> tuple[dict[str, float], dict[str, str]]:
             bad[clip.id] = f"{counts[clip.id]} clips have this id"
         elif not (clip.text or "").strip():
             bad[clip.id] = "no transcript"
-        elif clip.data is None and not clip.path.is_file():
+        elif clip.data is None and not os.path.isfile(clip.path):
             bad[clip.id] = f"no such file: {clip.path}"
         else:
             try:

@@ -9,6 +9,7 @@
 Each message says what, what was got and what was expected, in one line.
 """
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 from reprlib import Repr
@@ -35,6 +36,17 @@ _BRIEF.maxstring = _BRIEF.maxother = 80
 def one_line(error: object) -> str:
     """The text of an error, without the line breaks that other libraries put into theirs."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def os_problem(error: OSError) -> str:
+    """What the system refused, and which file or folder.
+
+    >>> os_problem(FileNotFoundError(2, "No such file or directory", "a.wav"))
+    'a.wav: No such file or directory'
+    """
+    reason = error.strerror or one_line(error)
+    path = error.filename2 or error.filename
+    return reason if path is None else f"{os.fsdecode(path)}: {reason}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

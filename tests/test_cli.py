@@ -304,6 +304,42 @@ def test_a_file_that_cannot_be_written_is_one_line_and_the_others_are_done(run, 
     assert names(tmp_path) == {f"{first.stem}.txt", f"{second.stem}.txt"}
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "transcribe LONG",
+        "transcribe SPEECH -o LONG",
+        "transcribe SPEECH --model LONG",
+        "transcribe SPEECH --model tiny --model_dir LONG",
+        "compare LONG",
+        "compare SPEECH --reference LONG",
+        "compare SPEECH --json LONG",
+        "compare SPEECH --out LONG",
+        "inspect LONG",
+        "inspect SPEECH --out LONG",
+        "ablate LONG",
+        "ablate --spec LONG",
+        "ablate --out LONG",
+        "bench LONG",
+        "bench --out LONG",
+        "bench --against LONG",
+        "report LONG",
+        "report LONG LONG",
+        "masks LONG",
+        "masks SPEECH --png LONG",
+        "models --model_dir LONG",
+    ],
+)
+def test_a_path_too_long_is_one_line(run, speech, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    words = {"LONG": "x" * 5_000, "SPEECH": speech}
+    code, _, err = run(*(words.get(word, word) for word in arguments.split()))
+    assert code in {1, 2}
+    (said,) = [line for line in err.splitlines() if "error: " in line]
+    assert "File name too long" in said
+    assert all(line.startswith("asrmask") for line in err.splitlines())
+
+
 def test_names_after_two_dashes_are_files_as_they_are(run, tmp_path):
     code, _, err = run("transcribe", "-o", tmp_path, "--", "--no-such-file.wav")
     assert code == 1

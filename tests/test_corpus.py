@@ -38,6 +38,31 @@ def test_a_manifest_of_lines_of_json_under_other_names(tmp_path):
     assert (two.id, two.speaker, two.path) == ("two", "7", tmp_path / "x.mp3")
 
 
+def test_fields_of_a_tsv_may_be_long_and_lines_may_end_as_on_windows(tmp_path):
+    text = "word " * 40_000
+    rows = f"path\ttext\tspeaker\r\na.wav\t{text}\tanna\r\n\r\nb.wav\tNo.\r\n"
+    (tmp_path / "manifest.tsv").write_bytes(rows.encode())
+    assert corpus.read(tmp_path) == [
+        Clip(tmp_path / "a.wav", text, speaker="anna"),
+        Clip(tmp_path / "b.wav", "No."),
+    ]
+
+
+def test_what_a_csv_cannot_hold_is_one_line(tmp_path):
+    path = tmp_path / "clips.csv"
+    path.write_text(f"path,text\na.wav,{'word ' * 40_000}\n")
+    told = r"clips\.csv: expected a manifest, got field larger than field limit \(131072\)$"
+    with pytest.raises(AudioError, match=told):
+        corpus.read(path)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"_data_files": 1}', "[" * 100_000])
+def test_a_damaged_data_set_of_hugging_face_is_one_line(tmp_path, content):
+    (tmp_path / "state.json").write_text(content)
+    with pytest.raises(AudioError, match=r"expected a data set saved to disk, got .+$"):
+        corpus.read(tmp_path)
+
+
 def test_librispeech_as_published(tmp_path):
     folder = tmp_path / "test-other" / "1688" / "142285"
     folder.mkdir(parents=True)
@@ -72,6 +97,8 @@ def test_what_is_no_data_set_is_one_line(tmp_path):
         ("manifest.tsv", "text\nhello\n", "row 1: expected a column path, got text"),
         ("manifest.jsonl", "{", "expected a manifest, got"),
         ("manifest.jsonl", "[1]\n", "expected an object, got list"),
+        ("manifest.jsonl", "[" * 100_000, "expected a manifest, got JSON nested too deeply"),
+        ("manifest.jsonl", '{"path": ' + "[" * 100_000, "got JSON nested too deeply"),
     ):
         folder = tmp_path / str(abs(hash((name, content))))
         folder.mkdir()
@@ -94,6 +121,7 @@ def test_bad_clips_are_found_and_named(tmp_path, sample):
     clips = [
         Clip(good, "Good."),
         Clip(tmp_path / "gone.wav", "Gone."),
+        Clip(tmp_path / ("x" * 5_000), "Gone.", id="long"),
         Clip(tmp_path / "noise.wav", "Noise."),
         Clip(good, " ", id="silent"),
         Clip(good, "A.", id="twice"),
@@ -102,6 +130,7 @@ def test_bad_clips_are_found_and_named(tmp_path, sample):
     seconds, bad = corpus.check(clips)
     assert list(seconds) == ["good"]
     assert bad["gone"] == f"no such file: {tmp_path / 'gone.wav'}"
+    assert bad["long"].startswith("no such file: ")
     assert "expected audio" in bad["noise"]
     assert bad["silent"] == "no transcript"
     assert bad["twice"] == "2 clips have this id"

@@ -321,7 +321,7 @@ def read(path: Path) -> dict[str, Any]:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BenchError(f"{path}: {error.strerror}, expected a benchmark") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BenchError(f"{path}: expected the JSON of a benchmark, got {error}") from None
     if not isinstance(result, dict) or not {"about", "runs", "works"} <= set(result):
         raise BenchError(f"{path}: expected the JSON of a benchmark, got another")

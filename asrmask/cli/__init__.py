@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from asrmask import __version__
-from asrmask.errors import AsrmaskError, OptionError, printable
+from asrmask.errors import AsrmaskError, OptionError, os_problem, printable
 
 COMMANDS = {
     "transcribe": "speech to text: any audio or video file, of any length",
@@ -166,6 +166,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for file in (1, 2):
             os.dup2(nowhere, file)
+        return 1
+    except OSError as error:
+        told = f"{os_problem(error)}, expected a file or folder that can be used"
+        print(f"asrmask {name}: error: {printable(told)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"asrmask {name}: interrupted", file=sys.stderr)

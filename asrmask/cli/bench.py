@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     works = []
     for source in map(Path, args.data or [speech()[0].parent]):
         clips = bench.sampled(corpus.read(source), args.most)
-        if missing := [clip for clip in clips if not clip.path.is_file()]:
+        if missing := [clip for clip in clips if not os.path.isfile(clip.path)]:
             raise OptionError(f"{source}: no such file: {missing[0].path}")
         works.append(bench.Work(source.name if source.is_dir() else source.stem, clips))
     if args.mixed is not None:

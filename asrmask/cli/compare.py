@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asrmask.cli import transcribe
-from asrmask.errors import AsrmaskError, OptionError, printable
+from asrmask.errors import AsrmaskError, OptionError, os_problem, printable
 
 if TYPE_CHECKING:
     from asrmask.comparison.against import Opponent
@@ -53,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
         return 2
     except BrokenPipeError:
         raise
+    except OSError as error:
+        say(f"error: {os_problem(error)}, expected a file or folder that can be used")
+        return 2
     except Exception:  # Python would end with 1, and that is for what is not equal
         traceback.print_exc()
         return 2

@@ -30,7 +30,7 @@ class Records:
                 try:
                     record = json.loads(line)
                     self.done.add((record["cell"], record["clip"]))
-                except (ValueError, KeyError, TypeError):
+                except (ValueError, KeyError, TypeError, RecursionError):
                     raise RecordsError(
                         f"{path}: line {number}: expected a record, got {line[:60]!r}"
                     ) from None
@@ -59,7 +59,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                     return
                 try:
                     yield json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     raise RecordsError(
                         f"{path}: line {number}: expected a record, got {line[:60]!r}"
                     ) from None

@@ -28,7 +28,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from asrmask.errors import OptionError
+from asrmask.errors import OptionError, brief
 from asrmask.policy import KINDS, Policy, noise_level
 
 CONTROLS = ("none", "random", "all-valid")  # masks that are not about padding
@@ -270,6 +270,8 @@ def read(path: Path) -> Spec:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"{path}: {error.strerror}, expected a spec") from None
+    except RecursionError:
+        raise OptionError(f"{path}: expected TOML, got a table or list nested too deeply") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path}: expected TOML, got {error}") from None
     try:
@@ -282,8 +284,8 @@ def of(content: Mapping[str, Any]) -> Spec:
     """The spec that a table gives; `preset` names one to start from."""
     table = dict(content)
     preset = table.pop("preset", None)
-    if preset is not None and preset not in PRESETS:
-        raise OptionError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
+    if preset is not None and preset not in list(PRESETS):
+        raise OptionError(f"preset must be one of {', '.join(PRESETS)}, got {brief(preset)}")
     start = asdict(PRESETS[preset]) if preset else {}
     grids = table.get("grid", start.get("grid", ()))
     if not isinstance(grids, (list, tuple)) or not all(isinstance(g, Mapping) for g in grids):
@@ -302,15 +304,15 @@ def _checked(kind: type, table: Mapping[str, Any], name: str) -> Any:
         is_list = "tuple" in str(known[key].type)
         if is_list and value is not None:
             if not isinstance(value, (list, tuple)):
-                raise OptionError(f"{key} must be a list, got {value!r}")
+                raise OptionError(f"{key} must be a list, got {brief(value)}")
             wanted = (int, float) if key == "margins" else (str, Grid)
             if bad := [v for v in value if not isinstance(v, wanted) or isinstance(v, bool)]:
-                raise OptionError(f"{key} must be a list of its kind, got {bad[0]!r} in it")
+                raise OptionError(f"{key} must be a list of its kind, got {brief(bad[0])} in it")
             value = tuple(float(v) if key == "margins" else v for v in value)
         elif not is_list and value is not None:
             kinds = {"name": str, "question": str, "inspect": bool, "alpha": float}
             kind_of = kinds.get(key, int)
             if type(value) is not kind_of:
-                raise OptionError(f"{key} must be of type {kind_of.__name__}, got {value!r}")
+                raise OptionError(f"{key} must be of type {kind_of.__name__}, got {brief(value)}")
         values[key] = value
     return kind(**values)

@@ -157,7 +157,7 @@ def load(folder: Path) -> Results:
     """The results in a folder, complete or not."""
     try:
         about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordsError(f"{folder}: expected a run with run.json, got {error}") from None
     spec = of(about["spec"])
     records: dict[Cell, dict[str, dict[str, Any]]] = defaultdict(dict)
