@@ -1,9 +1,14 @@
 """Imports point one way, heavy packages are imported late, and the public names are these."""
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
+
+import pytest
 
 import asrmask
 
@@ -107,3 +112,58 @@ def test_every_part_is_packed():
     folders = {path.parent.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.py")}
     for folder in folders:
         assert f'"{".".join(folder.parts)}",' in text, folder
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A copy of the repository, in a folder named asrmask."""
+    root, folder = PACKAGE.parent, tmp_path_factory.mktemp("above") / "asrmask"
+    shutil.copytree(PACKAGE, folder / "asrmask", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(root / "data", folder / "data", ignore=shutil.ignore_patterns("results"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(root / name, folder)
+    return folder
+
+
+def built(clone, kind, target):
+    """A wheel of the clone, unpacked, as pip would."""
+    target.mkdir()
+    code = f"from setuptools import build_meta; build_meta.build_{kind}({str(target)!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=clone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = target.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+    return target
+
+
+def test_an_editable_install_is_found_from_the_folder_above_the_clone(clone, tmp_path):
+    site = built(clone, "editable", tmp_path / "site")
+    code = (
+        f"import site; site.addsitedir({str(site)!r})\n"
+        "import runpy, sys, asrmask\n"
+        "print(asrmask.__file__)\n"
+        "sys.argv = ['asrmask', '--version']\n"
+        "runpy.run_module('asrmask', run_name='__main__')"
+    )
+    # -S and no PYTHONPATH: without the packages of this environment
+    line = [sys.executable, "-S", "-c", code]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        line, cwd=clone.parent, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        str(clone / "asrmask" / "__init__.py"),
+        f"asrmask {asrmask.__version__}",
+    ]
+
+
+def test_a_wheel_holds_the_package_and_the_sample_speech(clone, tmp_path):
+    site = built(clone, "wheel", tmp_path / "site")
+    folders = {path.name for path in site.iterdir() if path.is_dir()}
+    assert folders == {"asrmask", f"asrmask-{asrmask.__version__}.dist-info"}
+    packed = {path.name: path.read_bytes() for path in (site / "asrmask" / "speech").iterdir()}
+    samples = [path for path in (clone / "data").iterdir() if path.is_file()]
+    assert packed == {path.name: path.read_bytes() for path in samples}
+    assert sum(name.endswith(".flac") for name in packed) == 5
