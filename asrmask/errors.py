@@ -33,6 +33,15 @@ _BRIEF.maxdict = _BRIEF.maxlist = _BRIEF.maxtuple = 12
 _BRIEF.maxstring = _BRIEF.maxother = 80
 
 
+def counted(n: int, noun: str) -> str:
+    """A number of things, in the singular or the plural.
+
+    >>> counted(1, "file"), counted(3, "file")
+    ('1 file', '3 files')
+    """
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
 def one_line(error: object) -> str:
     """The text of an error, without the line breaks that other libraries put into theirs."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -4,16 +4,16 @@ import os
 import sys
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asrmask.audio import HOP_LENGTH, Recording
 from asrmask.batches import transcriptions
-from asrmask.errors import AsrmaskError, AudioError, OptionError, one_line, printable
+from asrmask.errors import AsrmaskError, AudioError, OptionError, counted, one_line, printable
 from asrmask.settings import Settings
 from asrmask.transcriber import Stream
 from asrmask.transcription import Segment, Transcription
@@ -97,7 +97,7 @@ def check_folder(source: str) -> None:
     """Raise AudioError if it is a folder that `files_of` found no audio or video files in."""
     if source != "-" and os.path.isdir(source):
         n_files = len(os.listdir(source))
-        found = f"{n_files} other file{'s' * (n_files != 1)}" if n_files else "an empty folder"
+        found = counted(n_files, "other file") if n_files else "an empty folder"
         raise AudioError(f"{source}: expected a folder with audio or video files, got {found}")
 
 
@@ -113,6 +113,7 @@ class Work:
     layout: Layout
     verbose: bool | None
     failed: list[str] = field(default_factory=list)
+    audio_s: float = 0.0  # of the files that are done
 
     def __post_init__(self) -> None:
         self.left = [job.name for job in self.jobs]
@@ -149,19 +150,19 @@ class Work:
             told = f"{job.name}: unexpected {type(error).__name__} ({one_line(error)})"
             self.settle(job, [f"{told}, please report it with what ASRMASK_DEBUG=1 shows"])
 
-    def finish(self, job: Job, opened: "Opened", result: Transcription, begun: float) -> None:
+    def finish(self, job: Job, opened: "Opened", result: Transcription) -> None:
         """Write what a job is to give."""
         for form, path in job.outputs.items():
             save(result, path, form, self.layout)
-        seconds = time.perf_counter() - begun
-        say(f"{opened.recording.duration_s:.1f} s of audio in {seconds:.1f} s")
+        self.audio_s += result.duration
         if result.padding is not None:
             say(str(result.padding))
         self.settle(job, opened.problems)
 
     def interrupted(self) -> int:
         n_done = len(self.jobs) - len(self.left) - len(self.failed)
-        say(f"interrupted: {n_done} of {len(self.jobs)} files done, left: {' '.join(self.left)}")
+        files = counted(len(self.jobs), "file")
+        say(f"interrupted: {n_done} of {files} done, left: {' '.join(self.left)}")
         return 130
 
     def exit_code(self) -> int:
@@ -203,15 +204,15 @@ def _one_by_one(
     for i, job in enumerate(todo.jobs):
         title = f"[{i + 1}/{len(todo.jobs)}] {job.name}"
         with todo.trying(job), progress(title) as advance:
-            begun = time.perf_counter()
+            begun, shares = time.perf_counter(), Shares(advance, 1)
             opened = open_job(job)
-            running = opened.stream(model, settings, options, watch)
-            if options.language is None and model.is_multilingual:
-                say(f"language: {running.language}")
+            running = opened.stream(model, settings, options, shares.of(job, opened, watch))
+            say_language(running, options)
             for segment in running:
                 todo.say_text([segment])
-                advance(running.seek, running.n_frames)
-            todo.finish(job, opened, running.result(), begun)
+            result = running.result()
+            say_time(result.duration, begun)
+            todo.finish(job, opened, result)
 
 
 def _in_batches(
@@ -234,25 +235,39 @@ def _in_batches(
             stream = None
             with todo.trying(job):
                 opened = open_job(job)
-                stream = opened.stream(model, settings, options, watch)
+                stream = opened.stream(model, settings, options, shares.of(job, opened, watch))
                 known[stream] = job, opened
             if stream is not None:
                 yield stream
 
-    with progress(f"{len(todo.jobs)} files") as advance:
+    with progress(counted(len(todo.jobs), "file")) as advance:
+        shares = Shares(advance, len(todo.jobs))
         for stream, outcome in transcriptions(model, streams(), batch_size):
             job, opened = known.pop(stream)
             n_over = len(todo.jobs) - len(todo.left) + 1
             say(f"[{n_over}/{len(todo.jobs)}] {job.name}")
+            say_language(stream, options)
             with todo.trying(job):
                 if isinstance(outcome, Exception):
                     raise outcome
                 texts[job.name] = outcome.segments
-                todo.finish(job, opened, outcome, begun)
+                todo.finish(job, opened, outcome)
             while next_job is not None and next_job.name not in todo.left:
                 todo.say_text(texts.pop(next_job.name, []))
                 next_job = next(order, None)
-            advance(len(todo.jobs) - len(todo.left), len(todo.jobs))
+            shares.add(job, 1.0)
+    say_time(todo.audio_s, begun)
+
+
+def say_language(stream: Stream, options: "DecodingOptions") -> None:
+    """The language, if it was detected."""
+    if options.language is None and stream.model.is_multilingual:
+        say(f"language: {stream.language}")
+
+
+def say_time(audio_s: float, begun: float) -> None:
+    """How long the work on so many seconds of audio took."""
+    say(f"{audio_s:.1f} s of audio in {time.perf_counter() - begun:.1f} s")
 
 
 @dataclass(frozen=True)
@@ -300,8 +315,26 @@ class Advance:
     is_whole: that part is complete
     """
 
-    def __call__(self, done: int, total: int, told: str = "", is_whole: bool = False) -> None:
+    def __call__(self, done: float, total: int, told: str = "", is_whole: bool = False) -> None:
         """Nothing is shown where there is no terminal."""
+
+
+class Shares:
+    """Shows how much of the files is done: each window is a share of its file."""
+
+    def __init__(self, advance: Advance, n_files: int):
+        self.advance = advance
+        self.n_files = n_files
+        self.done: dict[str, float] = defaultdict(float)  # 0..1, by name
+
+    def add(self, job: Job, share: float) -> None:
+        self.done[job.name] = min(self.done[job.name] + share, 1.0)
+        self.advance(sum(self.done.values()), self.n_files)
+
+    def of(self, job: Job, opened: Opened, watch: Watcher | None) -> Watcher:
+        """A watcher that adds what is done of a file."""
+        n_frames = opened.recording.n_samples / HOP_LENGTH
+        return replace(watch or Watcher(), moved=lambda n: self.add(job, n / n_frames))
 
 
 class Lines(Advance):
@@ -311,10 +344,10 @@ class Lines(Advance):
     """
 
     def __init__(self) -> None:
-        self.begun: tuple[float, int] | None = None  # time, and what was done by then
+        self.begun: tuple[float, float] | None = None  # time, and what was done by then
         self.said = 0.0
 
-    def __call__(self, done: int, total: int, told: str = "", is_whole: bool = False) -> None:
+    def __call__(self, done: float, total: int, told: str = "", is_whole: bool = False) -> None:
         now = time.monotonic()
         if self.begun is None:
             self.begun, self.said = (now, done), now
@@ -346,16 +379,16 @@ def progress(title: str, has_lines: bool = False) -> Iterator[Advance]:
     # text for a terminal is written above the bar; text for a file goes its own way
     bar = Progress(
         *columns,
-        console=Console(stderr=True, highlight=False),
+        console=Console(stderr=True, highlight=False, soft_wrap=True),
         redirect_stdout=sys.stdout.isatty(),
         transient=True,
     )
     with bar:
-        task = bar.add_task(title, total=None)
+        task = bar.add_task(printable(title), total=None)
 
         class Shown(Advance):
             def __call__(
-                self, done: int, total: int, told: str = "", is_whole: bool = False
+                self, done: float, total: int, told: str = "", is_whole: bool = False
             ) -> None:
                 bar.update(task, completed=min(done, total), total=total)
 

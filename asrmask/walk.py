@@ -74,10 +74,12 @@ class Watcher:
 
     attempt: called each time that a window has been decoded; more attempts on it may follow
     heard:   called when a window has become segments, before they are given out
+    moved:   called with the number of frames that are done, each time that a window is
     """
 
     attempt: Callable[[Features, DecodingOptions, DecodingResult], None] | None = None
     heard: Callable[[Heard], None] | None = None
+    moved: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,11 +117,13 @@ class Walk:
 
     def tell(self, memory: Memory | None, result: DecodingResult) -> list[Segment]:
         """Go on with the text that was asked for; the segments that come of it."""
-        n_before = len(self.segments)
+        n_before, start = len(self.segments), self.seek
         try:
             self.ask = self._going.send((memory, result))
         except StopIteration:
             self.ask = None
+        if self.subject.watch.moved is not None and self.seek > start:
+            self.subject.watch.moved(self.seek - start)
         found = self.segments[n_before:]
         if self.subject.speech is not None:
             for segment in found:

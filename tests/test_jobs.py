@@ -14,11 +14,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from media import at_rate, encode, read_flac, unreadable, wav
 
 from asrmask import batches, cli, jobs, transcriber
+from asrmask.audio import Recording
 from asrmask.cli import transcribe as command
+from asrmask.decoding import DecodingOptions
 from asrmask.errors import AudioError, OptionError
+from asrmask.settings import Settings
 from asrmask.walk import Ask, Walk
 
 QUICK = ["--beam_size", "None", "--temperature_increment_on_fallback", "None", "--threads", "1"]
@@ -148,7 +152,7 @@ def test_existing_outputs_are_skipped_only_when_all_are_there(todo, tmp_path, ca
     touch(target, *(f"a.{form}" for form in command.WRITERS), "b.txt", "b.json", "c.txt")
     (target / "c.srt").mkdir()
     assert todo(*sources, "-o", target, "--skip_existing") == ["b.wav", "c.wav"]
-    assert "1 of 3 files have their outputs already" in capsys.readouterr().err
+    assert "outputs are there already: 1 of 3 files" in capsys.readouterr().err
     assert todo(*sources, "-o", target, "-f", "srt", "--skip_existing") == ["b.wav", "c.wav"]
     assert todo(*sources, "-o", target, "-f", "txt", "--skip_existing") == []
     assert todo(*sources, "-o", target) == ["a.wav", "b.wav", "c.wav"]
@@ -342,7 +346,7 @@ def test_silence_is_an_empty_transcript(short, tmp_path, capfd, mode):
     found = json.loads((tmp_path / "silence.json").read_text())
     assert (found["text"], found["segments"]) == ("", [])
     assert cli.main(call) == 0
-    assert "3 of 3 files have their outputs already" in capfd.readouterr().err
+    assert "outputs are there already: 3 of 3 files" in capfd.readouterr().err
 
 
 def fail_at(monkeypatch, place, name, n_frames):
@@ -413,10 +417,10 @@ def long(samples, tmp_path_factory):
     return encode(path, np.concatenate([read_flac(path) for path in samples] * 2), "pcm_s16le")
 
 
-def on_a_terminal(*arguments, out):
+def on_a_terminal(*arguments, out, columns=120):
     """What the command writes to a terminal: standard error, and standard output if out is None."""
     ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": str(columns)}
     running = start(*arguments, stdout=out or theirs, stderr=theirs, env=environment)
     os.close(theirs)
     seen = b""
@@ -430,12 +434,13 @@ def on_a_terminal(*arguments, out):
     return seen.decode()
 
 
-def test_a_terminal_shows_a_bar_and_standard_output_stays_plain(long, tmp_path):
+@pytest.mark.parametrize("mode", [[], ["--fast", "--batch_size", "2"]], ids=["one", "fast"])
+def test_a_terminal_shows_a_bar_and_standard_output_stays_plain(long, tmp_path, mode):
     with (tmp_path / "out").open("wb") as out:
-        seen = on_a_terminal(long, "-f", "txt", "-o", tmp_path, out=out)
+        seen = on_a_terminal(long, "-f", "txt", "-o", tmp_path, *mode, out=out)
     percentages = {int(n) for n in re.findall(r"━.*?(\d+) %", seen)}
     assert any(0 < n < 100 for n in percentages)
-    assert f"[1/1] {long}"[:60] in seen
+    assert ("1 file " if mode else f"[1/1] {long}"[:60]) in seen
     assert "49.5 s of audio in" in seen
     plain = (tmp_path / "out").read_text()
     assert "young man" in plain
@@ -446,6 +451,39 @@ def test_text_on_the_terminal_is_not_mixed_with_the_bar(samples):
     seen = on_a_terminal(list(samples)[1], "-f", "none", "--verbose", "True", out=None)
     plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", seen)
     assert re.search(r"(^|[\r\n])\[00:00\.000 --> 00:0\d\.\d+\]  He was [^━]* man\.\r\n", plain)
+
+
+@pytest.mark.parametrize("mode", [[], ["--fast"]], ids=["one", "fast"])
+def test_no_line_is_wrapped_on_a_narrow_terminal(sample, mode):
+    seen = on_a_terminal(sample, "-f", "none", *mode, out=None, columns=40)
+    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", seen)
+    assert re.search(r"(^|[\r\n])And Mr\. [^\r\n]{60,} for them\.\r\n", plain)
+    assert not mode or f"[1/1] {sample}\r\n" in plain
+
+
+def test_progress_follows_windows_that_have_no_text(model, capsys):
+    """Silence gives no segments, but it is done."""
+    silence = Recording.of(np.full(16_000 * 70, 1e-5, np.float32))
+    seen = []
+    shares = jobs.Shares(lambda done, total: seen.append((done, total)), 1)
+    watch = shares.of(jobs.Job("a.wav", {}), jobs.Opened(silence, [], False), None)
+    settings = Settings(temperature=0.0, no_speech_threshold=0.0, logprob_threshold=None)
+    stream = transcriber.Stream(model, silence, settings, DecodingOptions(), watch)
+    assert list(stream) == []
+    assert seen == [(pytest.approx(share), 1) for share in (3 / 7, 6 / 7, 1)]
+
+
+def test_a_batch_tells_the_time_of_all_and_each_language(base_model, short, tmp_path, capfd):
+    files = [str(short / f"good{i}.wav") for i in range(3)]
+    weights = str(ROOT / ".venv" / "weights" / "base")
+    call = ["transcribe", *files, "--model", weights, "--fast", "--threads", "1", "-f", "none"]
+    assert cli.main([*call, "--padding", "full"]) == 0
+    lines = [line.removeprefix("asrmask: ") for line in capfd.readouterr().err.splitlines()]
+    assert lines[0] == "3 files"
+    assert {line[6:] for line in lines[1:-1] if line[0] == "["} == set(files)
+    assert lines.count("language: en") == 3
+    assert [line for line in lines if "of audio" in line] == lines[-1:]
+    assert re.fullmatch(r"4\.8 s of audio in \d+\.\d s", lines[-1])
 
 
 def test_without_a_terminal_there_are_plain_lines(samples, tmp_path, capfd):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from asrmask.checkpoints.registry import DEFAULT
-from asrmask.errors import AsrmaskError, OptionError
+from asrmask.errors import AsrmaskError, OptionError, counted
 from asrmask.policy import ALLOWED, Policy
 
 USAGE = "FILE… [--padding POLICY] [--against POLICY] [--out DIR]"
@@ -53,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args.model, device="cpu", download_root=args.model_dir)
     inspection = Inspection(model, policy, against)
     failed = []
-    many = "1 file" if len(files) == 1 else f"{len(files)} files"
-    with progress(f"{many} under {args.padding}") as advance:
+    with progress(f"{counted(len(files), 'file')} under {args.padding}") as advance:
         for i, file in enumerate(files):
             try:
                 check_folder(file)
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
                 say(f"error: {error}")
             advance(i + 1, len(files))
     if inspection.n_windows == 0:
-        say(f"nothing to inspect: {len(failed)} of {len(files)} files failed")
+        say(f"nothing to inspect: {len(failed)} of {counted(len(files), 'file')} failed")
         return 1
     command = shlex.join(["asrmask", *sys.argv[1:]])
     for sentence in page.verdict(inspection):
@@ -74,5 +73,5 @@ def run(args: argparse.Namespace) -> int:
     written = page.write(inspection, out, args.model, command)
     say(f"page: {written[-1]}")
     if failed:
-        say(f"{len(failed)} of {len(files)} files failed: {' '.join(failed)}")
+        say(f"{len(failed)} of {counted(len(files), 'file')} failed: {' '.join(failed)}")
     return 1 if failed else 0

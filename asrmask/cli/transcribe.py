@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from asrmask.checkpoints.registry import DEFAULT
 from asrmask.cli import Parser, boolean
-from asrmask.errors import OptionError
+from asrmask.errors import OptionError, counted
 from asrmask.policy import ALLOWED
 from asrmask.presets import FAST
 from asrmask.writers import WRITERS, Layout
@@ -234,7 +234,8 @@ def run(args: argparse.Namespace) -> int:
     settings, options = requested(args)
     todo = [job for job in planned if not (args.skip_existing and job.is_done())]
     if len(todo) < len(planned):
-        jobs.say(f"{len(planned) - len(todo)} of {len(planned)} files have their outputs already")
+        n_done = len(planned) - len(todo)
+        jobs.say(f"outputs are there already: {n_done} of {counted(len(planned), 'file')}")
     if not todo:
         return 0
     model, options = load(args, options)
