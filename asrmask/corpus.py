@@ -141,13 +141,13 @@ def _clip(row: Mapping[str, Any], folder: Path, place: str) -> Clip:
     }
     if found["path"] is None:
         raise AudioError(f"{place}: expected a column path, got {', '.join(map(str, row))}")
-    path = folder / found["path"]
+    path = Path(found["path"])
     return Clip(
-        path,
+        folder / os.fsdecode(found["path"].encode()),  # names are UTF-8, whatever the locale is
         found["text"],
         found["language"] or "en",
         found["speaker"] or speaker_of(path.name),
-        found["id"] or "",
+        found["id"] or path.stem,
     )
 
 

@@ -10,14 +10,26 @@ Each message says what, what was got and what was expected, in one line.
 """
 
 import os
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from reprlib import Repr
 
 
 def printable(text: str) -> str:
-    """The text in one line: characters that would break it are spelled out."""
+    """The text in one line: characters that would break it are spelled out.
+
+    Bytes of file names that Python could not decode are read as UTF-8, or spelled out.
+
+    >>> print(printable("caf\\udcc3\\udca9 caf\\udce9"))
+    café caf\\xe9
+    """
+    text = re.sub("[\udc80-\udcff]+", _undecoded, text)
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _undecoded(found: re.Match[str]) -> str:
+    return found[0].encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def brief(value: object) -> str:

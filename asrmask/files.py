@@ -5,7 +5,12 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+
+def _text(path: Path) -> IO[str]:
+    """A new text file: UTF-8, and file names that are not are spelled out."""
+    return path.open("x", encoding="utf-8", errors="backslashreplace")
 
 
 @contextmanager
@@ -14,7 +19,7 @@ def replacing(path: Path, *, binary: bool = False) -> Iterator[Any]:
     # named before it is there, so that an interruption at any point takes it away
     temporary = path.parent / f".asrmask-{secrets.token_hex(6)}"
     try:
-        with temporary.open("xb" if binary else "x", encoding=None if binary else "utf-8") as file:
+        with temporary.open("xb") if binary else _text(temporary) as file:
             yield file
         os.replace(temporary, path)
     except BaseException:

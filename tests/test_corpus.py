@@ -1,7 +1,10 @@
 """Data sets: the forms that are read, and what is found wrong with them."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -36,6 +39,24 @@ def test_a_manifest_of_lines_of_json_under_other_names(tmp_path):
         "1688",
     )
     assert (two.id, two.speaker, two.path) == ("two", "7", tmp_path / "x.mp3")
+
+
+def test_names_in_a_manifest_are_utf8_whatever_the_locale_is(tmp_path):
+    (tmp_path / "café.wav").touch()
+    (tmp_path / "manifest.tsv").write_text("path\ttext\ncafé.wav\tYes.\n", encoding="utf-8")
+    code = (
+        "from pathlib import Path; from asrmask import corpus\n"
+        f"(clip,) = corpus.read(Path({str(tmp_path)!r}))\n"
+        "print(clip.path.is_file(), ascii(clip.id))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "True 'caf\\xe9'\n"
 
 
 def test_fields_of_a_tsv_may_be_long_and_lines_may_end_as_on_windows(tmp_path):

@@ -496,6 +496,29 @@ def test_without_a_terminal_there_are_plain_lines(samples, tmp_path, capfd):
     assert out == (tmp_path / f"{clip.stem}.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "utf8", "shown"),
+    [
+        (["transcribe", b"caf\xc3\xa9.wav", b"n\xff.wav"], "0", ["caf\\xe9.wav", "n\\xff.wav"]),
+        (["transcribe", b"caf\xc3\xa9.wav", b"n\xff.wav"], "1", ["café.wav", "n\\xff.wav"]),
+        (["masks", b"n\xff.wav"], "0", ["n\\xff.wav", "n\\xff.masks.png"]),
+        (["inspect", b"n\xff.wav", "--out", b"n\xff"], "0", ["n\\xff/inspect.html"]),
+    ],
+)
+def test_names_are_shown_in_every_locale(short, tmp_path, arguments, utf8, shown):
+    for name in (b"caf\xc3\xa9.wav", b"n\xff.wav"):
+        clip = (short / "good0.wav").read_bytes()
+        Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name))).write_bytes(clip)
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": utf8}
+    environment.pop("PYTHONIOENCODING", None)
+    line = [sys.executable, "-m", "asrmask", *arguments]
+    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    said = (done.stdout + done.stderr).decode()
+    assert all(name in said for name in shown)
+    assert "udc" not in said
+
+
 def test_text_that_the_output_cannot_show_does_not_stop_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "asrmask", "transcribe", "--help"],
@@ -503,4 +526,4 @@ def test_text_that_the_output_cannot_show_does_not_stop_the_command():
         capture_output=True,
         check=True,
     )
-    assert (done.stderr, b"?" in done.stdout) == (b"", True)
+    assert (done.stderr, b"\\u2026" in done.stdout) == (b"", True)  # FILE…

@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; the exit code: 0 done, 1 something failed, 2 wrong usage."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where it cannot show a character
+        sys.stdout.reconfigure(errors="backslashreplace")  # where it cannot show a character
     top = Parser(
         prog="asrmask",
         allow_abbrev=False,

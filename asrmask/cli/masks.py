@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from asrmask.checkpoints.registry import DEFAULT
-from asrmask.errors import AudioError, OptionError
+from asrmask.errors import AudioError, OptionError, printable
 from asrmask.policy import ALLOWED, POSITIONS_PER_SECOND, Policy
 
 USAGE = "FILE [--padding POLICY] [--png FILE]"
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     policy = Policy.parse(args.padding)
-    name = "standard input" if args.file == "-" else args.file
+    name = "standard input" if args.file == "-" else printable(args.file)
     png = Path(args.png or f"{'stdin' if args.file == '-' else Path(args.file).stem}.masks.png")
     if not png.parent.is_dir():
         raise OptionError(f"--png must be a file in a folder that is there, got {png}")
@@ -77,5 +77,5 @@ def run(args: argparse.Namespace) -> int:
         print(text(picture))
     print("\n" + "  ".join(f"{c!r} {m}" for c, m in zip(CHARACTERS, MEANINGS, strict=True)))
     save(drawn, f"{name}: padding {policy}", png)
-    print(f"picture: {png}")
+    print(f"picture: {printable(str(png))}")
     return 0

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from asrmask.errors import OptionError
+from asrmask.errors import OptionError, printable
 
 USAGE = "DIR… [--out DIR]"
 
@@ -29,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
     else:
         from asrmask.experiments.report import write
     for path in write(folders, out):
-        print(path)
+        print(printable(str(path)))
     return 0

@@ -16,7 +16,7 @@ import torch
 from asrmask.audio import FRAMES_PER_SECOND, HOP_LENGTH, Features, Recording
 from asrmask.decoding import DecodingOptions, decode_memory
 from asrmask.encoding import encode
-from asrmask.errors import AudioError, OptionError
+from asrmask.errors import AudioError, OptionError, printable
 from asrmask.instruments.aggregate import everything, positions, spans
 from asrmask.instruments.diagnosis import by_span, segment_spans, text_of, tokenizer_of
 from asrmask.instruments.ground import Spans, spoken
@@ -169,6 +169,7 @@ class Inspection:
                 f"{name}: pure silence, got {recording.n_samples} zeros, expected speech"
             )
         speech = spoken(recording)
+        file = printable(file)  # in tables and pictures, which take no name that is not UTF-8
         settings = Settings(
             temperature=0.0,
             no_speech_threshold=None,
