@@ -89,7 +89,9 @@ def files_of(source: str) -> list[str]:
     except OSError as error:
         raise OptionError(f"{source}: {error.strerror}, expected a folder to read") from None
     endings = ENDINGS.split()
-    found = [str(p) for p in paths if p.suffix.lower() in endings and os.path.isfile(p)]
+    media = [path for path in paths if path.suffix.lower() in endings]
+    # a link to nothing is kept, to be told as an error
+    found = [str(path) for path in media if os.path.isfile(path) or not os.path.exists(path)]
     return found or [source]
 
 

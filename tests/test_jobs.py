@@ -59,8 +59,9 @@ def test_a_folder_stands_for_the_media_files_in_it(tmp_path):
     touch(tmp_path / "in", "b.wav", "a.MP3", "c.webm", "notes.txt", "d.srt", "wav", ".hidden")
     (tmp_path / "in" / "folder.wav").mkdir()
     touch(tmp_path / "in" / "deeper", "e.wav")
+    (tmp_path / "in" / "link.wav").symlink_to("nowhere.wav")
     planned = jobs.plan([str(tmp_path / "in")], str(tmp_path), ["txt"])
-    assert [Path(job.source).name for job in planned] == ["a.MP3", "b.wav", "c.webm"]
+    assert [Path(job.source).name for job in planned] == ["a.MP3", "b.wav", "c.webm", "link.wav"]
 
 
 def test_a_named_file_is_taken_whatever_its_ending_and_once(tmp_path):
@@ -311,6 +312,8 @@ def test_one_bad_file_of_each_kind_leaves_the_others_alone(short, samples, tmp_p
         (folder / "secret.wav").write_bytes(wav(bytes(32_000)))
         (folder / "secret.wav").chmod(0)
         lost[folder / "secret.wav"] = "Permission denied"
+    (folder / "link.wav").symlink_to("nowhere.wav")
+    lost[folder / "link.wav"] = "No such file or directory"
     lost[folder / "folder.wav"] = "expected a folder with audio or video files, got an empty folder"
     good = sorted(short.iterdir())
     files = [str(path) for path in [*list(lost)[:9], *good, *list(lost)[9:]]]
