@@ -32,6 +32,7 @@ CHANNELS = range(1, 65)  # that FFmpeg resamples
 # other formats need more.
 LEAST_MOST_S = 3600.0  # may be in any file
 MOST_S_PER_BYTE = 0.6  # and in larger ones
+LARGEST = float(np.finfo(np.float32).max)
 MOST_WAV_CHUNKS = 1000  # to look at before the samples
 EXACT = {"flac", "aiff", "w64", "caf"}  # FFmpeg's names of formats that tell their length
 TIMED = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}  # that do, and have time stamps
@@ -209,7 +210,8 @@ class _Reading:
                 self.stopped = _refusal(frame)
                 if self.stopped is not None:
                     return
-                if may_hold_nan and not np.isfinite(frame.to_ndarray()).all():
+                # FFmpeg mixes in 32 bits
+                if may_hold_nan and not (np.abs(frame.to_ndarray()) <= LARGEST).all():
                     raise AudioError("samples must be finite numbers, got NaN or infinity")
                 n_good += 1
                 yield frame
@@ -272,7 +274,7 @@ def _resampled(frames: "Iterable[AudioFrame]", rate: int) -> Iterator[np.ndarray
             if packed is not None:
                 for block in packed.resample(frame):
                     channels = block.to_ndarray().reshape(block.samples, -1)
-                    mean = channels.mean(axis=1, dtype=np.float32)[None]
+                    mean = channels.mean(axis=1, dtype=np.float64).astype(np.float32)[None]
                     mixed = av.AudioFrame.from_ndarray(mean, format="flt", layout="mono")
                     mixed.sample_rate = block.sample_rate
                     blocks += mono.resample(mixed)

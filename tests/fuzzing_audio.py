@@ -19,6 +19,11 @@ from asrmask.errors import AudioError, AudioWarning, OptionError
 
 CLIP = Path(__file__).parent.parent / "data" / "austen-0880.flac"
 HEAD = 400  # bytes that hold most headers
+# what stands before the numbers of a header, wherever in the file that is
+MARKS = [b"fmt ", b"fact", b"data", b"fLaC", b"OpusHead", b"\x01vorbis", b"Info", b"Xing"]
+MARKS += [b"mvhd", b"tkhd", b"mdhd", b"stsd", b"stts", b"stsc", b"stsz", b"stco", b"esds", b"alac"]
+MARKS += [b"\x2a\xd7\xb1", b"\x44\x89", b"\xb5\x84", b"\x9f\x81", b"\x53\x6e", b"\x63\xa2"]  # mkv
+MARKS += [b"COMM", b"SSND", b"desc", b"pakt", b"strh", b"strf", b"avih", b"wvpk", b"TTA1", b"OggS"]
 
 # name of a file → codec and rate
 KINDS: dict[str, tuple[str, int]] = {
@@ -72,8 +77,8 @@ def case(seed: int, number: int, folder: Path) -> tuple[str, Callable[[], object
         path = folder / "damaged"
         path.write_bytes(content)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", AudioWarning)
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
                 samples = load_audio(path)
         except (AudioError, OptionError) as error:
             message = str(error)
@@ -81,6 +86,8 @@ def case(seed: int, number: int, folder: Path) -> tuple[str, Callable[[], object
             message = ""
             assert len(samples), "expected samples"
             assert np.isfinite(samples).all(), "expected finite samples"
+        others = [str(one.message) for one in warned if one.category is not AudioWarning]
+        assert not others, f"expected no warnings but ours, got {others}"
         assert message.isprintable(), f"expected one line, got {message!r}"
 
     return name, run
@@ -113,6 +120,9 @@ def damaged(rng: np.random.Generator, folder: Path) -> tuple[str, bytes]:
         damage = DAMAGES[rng.integers(len(DAMAGES))]
         content = damage(rng, content, files)
         damages.append(damage.__name__)
+    if name.endswith(".ogg") and rng.random() < 0.8:
+        content = bytearray(with_checksums(content))
+        damages.append("with checksums")
     return f"{name} {' '.join(damages)}", bytes(content)
 
 
@@ -121,7 +131,9 @@ def headed(rng: np.random.Generator) -> tuple[str, bytes]:
     fields = {
         "tag": int(rng.choice(TAGS)) if rng.random() < 0.6 else int(rng.choice([1, 3])),
         "channels": int(rng.choice([0, 1, 1, 2, 6, 9, 63, 64, 65, 255, 1024, 65535])),
-        "rate": int(rng.choice([0, 1, 8_000, 16_000, 16_000, 10**6, 10**7, 2**31 - 1, 2**32 - 1])),
+        "rate": int(
+            rng.choice([0, 1, 8_000, 16_000, 16_000, 10**6, 10**7, 2_130_706_432, 2**32 - 1])
+        ),
         "bits": int(rng.choice([0, 1, 4, 8, 16, 16, 24, 32, 64, 128, 65535])),
         "size": int(rng.choice([0, 1, 100, 4_000, 2**31 - 1, 2**32 - 1])),
     }
@@ -163,6 +175,18 @@ def replace(rng: np.random.Generator, content: bytearray, files: dict[str, bytes
 
 def extreme(rng: np.random.Generator, content: bytearray, files: dict[str, bytes]) -> bytearray:
     """A number of the header becomes one at the edge of its type."""
+    return with_extreme(rng, content, at(rng, content))
+
+
+def field(rng: np.random.Generator, content: bytearray, files: dict[str, bytes]) -> bytearray:
+    """The same, of a number behind a mark: rates, channels, sizes, durations, counts."""
+    places = [content.find(mark) + len(mark) for mark in MARKS if mark in content]
+    if places:
+        content = with_extreme(rng, content, int(rng.choice(places)) + int(rng.integers(40)))
+    return content
+
+
+def with_extreme(rng: np.random.Generator, content: bytearray, start: int) -> bytearray:
     size = int(rng.choice([1, 2, 4, 8]))
     top = 1 << 8 * size
     value = (
@@ -170,7 +194,6 @@ def extreme(rng: np.random.Generator, content: bytearray, files: dict[str, bytes
         + [0, top >> 1, top, 1 << int(rng.integers(8 * size))][int(rng.integers(4))]
     )
     order = "little" if rng.random() < 0.5 else "big"
-    start = at(rng, content)
     content[start : start + size] = (value % top).to_bytes(size, order)  # type: ignore[arg-type]
     return content
 
@@ -205,4 +228,34 @@ def scramble(rng: np.random.Generator, content: bytearray, files: dict[str, byte
     return content
 
 
-DAMAGES = [flip, replace, extreme, extreme, truncate, drop, repeat, splice, scramble]
+DAMAGES = [flip, replace, extreme, field, field, truncate, drop, repeat, splice, scramble]
+
+
+def with_checksums(content: bytes) -> bytes:
+    """The checksums of Ogg's pages put right, without which FFmpeg throws damaged pages away."""
+    whole = bytearray(content)
+    start = whole.find(b"OggS")
+    while start >= 0:
+        end = whole.find(b"OggS", start + 4)
+        page = whole[start : end if end > 0 else len(whole)]
+        page[22:26] = bytes(4)
+        whole[start + 22 : start + 26] = ogg_checksum(page).to_bytes(4, "little")
+        start = end
+    return bytes(whole[: len(content)])
+
+
+def ogg_checksum(page: bytes) -> int:
+    rest = 0
+    for byte in page:
+        rest = rest << 8 & 0xFFFF_FFFF ^ OGG_TABLE[rest >> 24 ^ byte]
+    return rest
+
+
+def remainder(byte: int) -> int:
+    rest = byte << 24
+    for _ in range(8):
+        rest = rest << 1 ^ (0x1_04C1_1DB7 if rest >> 31 else 0)
+    return rest
+
+
+OGG_TABLE = [remainder(byte) for byte in range(256)]

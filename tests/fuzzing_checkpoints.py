@@ -12,6 +12,7 @@ import tarfile
 import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -134,17 +135,33 @@ def changed_content(rng: Rng, files: Files, canary: Path) -> Files:
     """A dimension or a tensor is another one."""
     whole = content()
     dims, weights = whole["dims"], whole["model_state_dict"]
+    sound = dict(weights)
     for _ in range(rng.integers(1, 3)):
         if rng.random() < 0.3:
             dims[pick(rng, list(dims))] = pick(rng, VALUES)
         else:
             name = pick(rng, list(weights))
-            weights[name] = odd_tensor(rng, weights[name])
+            weights[name] = odd_tensor(rng, sound[name])
     if rng.random() < 0.2:  # dimension and tensor agree
         n = int(pick(rng, [1, 2, 3, 10**6, 10**8, 2**31 - 1]))
         dims["n_vocab"], name = n, "decoder.token_embedding.weight"
-        weights[name] = weights[name][:1].expand(n, -1)
+        weights[name] = sound[name][:1].expand(n, -1)
     return saved(whole, zipped=rng.random() < 0.6)
+
+
+def other_model(rng: Rng, files: Files, canary: Path) -> Files:
+    """A whole model of other dimensions, which fit each other and the tensors."""
+    width, n_head = int(pick(rng, [1, 2, 3, 4, 5, 6, 8, 12])), int(pick(rng, [1, 1, 2, 3]))
+    widths = {"n_audio_state": width, "n_text_state": width}
+    heads = {"n_audio_head": n_head, "n_text_head": n_head}
+    names = ["n_mels", "n_audio_ctx", "n_audio_layer", "n_vocab", "n_text_ctx", "n_text_layer"]
+    few = {pick(rng, names): int(pick(rng, [1, 2, 3, 7]))}
+    dims = replace(DIMS, **widths, **heads, **few)
+    try:
+        weights = random_weights(dims)
+    except (ZeroDivisionError, RuntimeError, CheckpointError):  # of a width that no model can have
+        weights = random_weights()
+    return saved({"dims": dims.as_dict(), "model_state_dict": weights}, zipped=rng.random() < 0.6)
 
 
 def odd_tensor(rng: Rng, weight: torch.Tensor) -> Any:
@@ -159,6 +176,7 @@ def odd_tensor(rng: Rng, weight: torch.Tensor) -> Any:
         lambda: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
         lambda: torch.nested.nested_tensor([weight.flatten(), weight.flatten()[:2]]),
         lambda: weight.to_sparse(),
+        lambda: weight.flatten(1).to_sparse_csr() if weight.ndim > 1 else weight.to_sparse(),
         lambda: weight.to("meta"),
         lambda: torch.nn.Parameter(weight),
         lambda: weight.clone().requires_grad_(),
@@ -364,7 +382,15 @@ def changed_variable(rng: Rng, files: Files, canary: Path) -> Files:
     return files | {"model.bin": bytes(whole)}
 
 
-OPENAI = [changed_content, changed_content, hostile, dear_key, damaged_member, damaged_member]
+OPENAI = [
+    changed_content,
+    changed_content,
+    other_model,
+    hostile,
+    dear_key,
+    damaged_member,
+    damaged_member,
+]
 WAYS: dict[str, list[Callable[[Rng, Files, Path], Files]]] = {
     "zip": [*OPENAI, zip_trick, zip_trick],
     "legacy": [*OPENAI],

@@ -111,6 +111,9 @@ def unreadable(folder, samples):
         floats[-1] = value
         data = wav(floats.tobytes(), tag=3, bits=32)
         written[f"{name}.wav"] = (data, "must be finite numbers, got NaN or infinity")
+    # finite in 64 bits alone, in so many channels that FFmpeg does not mix them itself
+    data = wav(np.tile([1e300, -1e300], 9 * 100).tobytes(), tag=3, bits=64, channels=9)
+    written["beyond.wav"] = (data, "must be finite numbers, got NaN or infinity")
     m4a = encode(folder / "whole.m4a", samples, "aac")  # its table of contents is at the end
     written["cut.m4a"] = (m4a.read_bytes()[: m4a.stat().st_size // 2], "Invalid data")
     m4a.unlink()
