@@ -210,6 +210,8 @@ def log_mel_spectrogram(
     samples = torch.as_tensor(audio, device=device)
     if padding > 0:
         samples = F.pad(samples, (0, padding))
+    if samples.shape[-1] <= N_FFT // 2:  # that many are mirrored at the ends
+        raise AudioError(f"expected more than {N_FFT // 2} samples, got {samples.shape[-1]}")
     log_power = _log_power(samples, n_mels, center=True)[..., :-1]
     return _scaled(log_power, log_power.max())
 

@@ -264,7 +264,14 @@ def _batch(mel: Tensor | Features | Sequence[Features]) -> tuple[Any, bool]:
         return [mel], True
     if isinstance(mel, Tensor) and mel.ndim == 2:
         return mel[None], True
-    return mel, False
+    if isinstance(mel, Tensor):
+        return mel, False
+    if isinstance(mel, (list, tuple)) and all(isinstance(window, Features) for window in mel):
+        return mel, False
+    raise OptionError(
+        f"mel must be a tensor of log-Mel frames or Features, got {type(mel).__name__}: "
+        f"log_mel_spectrogram makes one from samples"
+    )
 
 
 def _policy(padding: Policy | str | None, windows: Tensor | Sequence[Features]) -> Policy:

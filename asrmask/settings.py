@@ -75,7 +75,7 @@ class Settings:
         try:
             parts = listed.split(",") if isinstance(listed, str) else listed
             seconds = [float(part) for part in parts if part != ""]
-        except ValueError:
+        except (TypeError, ValueError):
             raise OptionError(f"clip_timestamps must be seconds, got {listed!r}") from None
         if any(not 0 <= second < inf for second in seconds):
             raise OptionError(f"clip_timestamps must be 0 or more, got {listed!r}")

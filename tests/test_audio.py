@@ -363,6 +363,13 @@ def test_log_mel_is_upstreams(clips, n_mels, padding):
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
+def test_log_mel_needs_more_samples_than_are_mirrored():
+    for n in (0, 1, 200):
+        with pytest.raises(AudioError, match=f"expected more than 200 samples, got {n}$"):
+            log_mel_spectrogram(np.zeros(n, np.float32))
+    assert log_mel_spectrogram(np.zeros(201, np.float32)).shape == (80, 1)
+
+
 def test_log_mel_of_a_file_and_of_a_batch(sample, clips):
     floats = torch.from_numpy(clips[0] / np.float32(32768))
     assert torch.equal(log_mel_spectrogram(sample), log_mel_spectrogram(floats))

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -214,6 +215,13 @@ def test_options_that_make_no_sense_are_refused_in_one_line(model, windows, bad)
     with pytest.raises(OptionError) as caught:
         decode(model, windows[0], **bad)
     assert "\n" not in str(caught.value)
+
+
+def test_samples_in_the_place_of_frames_are_refused(model):
+    for samples in (np.zeros(0, np.float32), np.zeros(16_000, np.float32), [0.0, 0.1]):
+        for function in (decode, detect_language):
+            with pytest.raises(OptionError, match="mel must be a tensor of log-Mel frames"):
+                function(model, samples)
 
 
 def test_english_models_detect_no_language(model, windows):

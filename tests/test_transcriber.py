@@ -147,6 +147,7 @@ def test_result_reads_as_a_dictionary(model, sample):
     [
         {"clip_timestamps": "a,b"},
         {"clip_timestamps": "-1,2"},
+        {"clip_timestamps": [{"start": 0.0, "end": 1.0}]},
         {"temperature": ()},
         {"language": "xx"},
     ],
