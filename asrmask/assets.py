@@ -1,7 +1,7 @@
-"""Data files and tables of the installed openai-whisper, read without importing its code.
+"""Read data of the installed openai-whisper without importing it.
 
-Importing openai-whisper takes seconds and pulls in numba; its vocabulary, Mel filters and model
-registry are plain data that lie beside the code.
+Importing openai-whisper takes seconds and loads numba. Its vocabulary, Mel filters and model
+registry are plain data in the package's folder.
 """
 
 import ast
@@ -10,25 +10,27 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from asrmask.errors import MissingPackageError
+
 
 @cache
 def folder() -> Path:
-    """Where openai-whisper is installed."""
+    """Return the folder of the installed openai-whisper."""
     spec = find_spec("whisper")
     locations = spec.submodule_search_locations if spec else None
     if not locations:
-        raise ModuleNotFoundError("openai-whisper is not installed: pip install openai-whisper")
+        raise MissingPackageError("asrmask", "openai-whisper", "openai-whisper")
     return Path(locations[0])
 
 
 def path(name: str) -> Path:
-    """The asset file of that name: a vocabulary or the Mel filters."""
+    """Return the path of an asset file: a vocabulary or the Mel filters."""
     return folder() / "assets" / name
 
 
 @cache
 def table(module: str, name: str) -> Any:
-    """The literal that `module` (a file of openai-whisper) assigns to `name`."""
+    """Return the literal that `module`, a file of openai-whisper, assigns to `name`."""
     tree = ast.parse((folder() / module).read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and any(

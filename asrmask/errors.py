@@ -1,25 +1,27 @@
-"""The exceptions of this package, all in one tree.
+"""The exceptions of this package, and helpers for their messages.
 
     AsrmaskError
-    ├── AudioError        a recording that cannot be read, or holds nothing to read
-    ├── CheckpointError   weights that are missing, damaged or of another shape
-    └── OptionError       a value that is not allowed (also a ValueError)
-        └── UnknownOptionError   a name that is no option's (also a TypeError)
+    ├── AudioError            the recording cannot be read, or is empty
+    ├── CheckpointError       weights are missing, damaged or have the wrong shape
+    ├── MissingPackageError   an optional package is not installed (also an ImportError)
+    └── OptionError           a value is not allowed (also a ValueError)
+        └── UnknownOptionError   there is no option of that name (also a TypeError)
 
-Each message says what, what was got and what was expected, in one line.
+Each message is one line that names the problem, what was found and what was expected.
 """
 
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
 from reprlib import Repr
 
 
 def printable(text: str) -> str:
-    """The text in one line: characters that would break it are spelled out.
+    """Escape line breaks and other unprintable characters.
 
-    Bytes of file names that Python could not decode are read as UTF-8, or spelled out.
+    Undecoded bytes of file names (surrogates) are decoded as UTF-8 if possible, else escaped.
 
     >>> print(printable("caf\\udcc3\\udca9 caf\\udce9"))
     café caf\\xe9
@@ -33,10 +35,10 @@ def _undecoded(found: re.Match[str]) -> str:
 
 
 def brief(value: object) -> str:
-    """What repr says, short however large the value is."""
+    """Return a repr of limited length, on one line."""
     try:
         return one_line(_BRIEF.repr(value))
-    except (ValueError, RecursionError):  # a number of thousands of digits
+    except (ValueError, RecursionError):  # ValueError: an integer with thousands of digits
         return type(value).__name__
 
 
@@ -46,7 +48,7 @@ _BRIEF.maxstring = _BRIEF.maxother = 80
 
 
 def counted(n: int, noun: str) -> str:
-    """A number of things, in the singular or the plural.
+    """Format a count with its noun in the singular or plural.
 
     >>> counted(1, "file"), counted(3, "file")
     ('1 file', '3 files')
@@ -55,12 +57,12 @@ def counted(n: int, noun: str) -> str:
 
 
 def one_line(error: object) -> str:
-    """The text of an error, without the line breaks that other libraries put into theirs."""
+    """Return the text of an error without line breaks, or its type if there is no text."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def os_problem(error: OSError) -> str:
-    """What the system refused, and which file or folder.
+    """Describe an OSError: the file or folder, and the reason.
 
     >>> os_problem(FileNotFoundError(2, "No such file or directory", "a.wav"))
     'a.wav: No such file or directory'
@@ -71,7 +73,7 @@ def os_problem(error: OSError) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question that names the nearest known word; empty if none is near.
+    """Suggest the most similar known word; empty if none is similar.
 
     >>> did_you_mean("beamsize", ["beam_size", "best_of"])
     ': did you mean beam_size?'
@@ -81,27 +83,35 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 class AsrmaskError(Exception):
-    """Base of every error that asrmask raises on purpose."""
+    """Base class of all asrmask errors."""
 
 
 class AudioError(AsrmaskError):
-    """A recording that cannot be read, or that holds nothing to read."""
+    """The recording cannot be read, or is empty."""
 
 
 class CheckpointError(AsrmaskError):
-    """Weights that are missing, damaged or of another shape."""
+    """Weights are missing, damaged or have the wrong shape."""
+
+
+class MissingPackageError(AsrmaskError, ImportError):
+    """An optional package is not installed."""
+
+    def __init__(self, user: str, package: str, install: str):
+        self.needs = f"needs {package}: pip install {shlex.quote(install)}"
+        super().__init__(f"{user} {self.needs}")
 
 
 class OptionError(AsrmaskError, ValueError):
-    """A value that is not allowed."""
+    """A value is not allowed."""
 
 
 class UnknownOptionError(OptionError, TypeError):
-    """A name that is no option's."""
+    """There is no option of that name."""
 
 
 def check_names(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise UnknownOptionError at the first option whose name is not known."""
+    """Raise UnknownOptionError for the first given name that is not known."""
     known = sorted(known)
     for name in given:
         if name not in known:
@@ -109,4 +119,4 @@ def check_names(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 class AudioWarning(UserWarning):
-    """A recording that was read only in part."""
+    """The recording is damaged or truncated, and was only partly read."""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Write files atomically."""
 
 import os
 import secrets
@@ -9,14 +9,14 @@ from typing import IO, Any
 
 
 def _text(path: Path) -> IO[str]:
-    """A new text file: UTF-8, and file names that are not are spelled out."""
+    """Create a text file in UTF-8. Undecoded bytes in file names (surrogates) are escaped."""
     return path.open("x", encoding="utf-8", errors="backslashreplace")
 
 
 @contextmanager
-def replacing(path: Path, *, binary: bool = False) -> Iterator[Any]:
-    """A file to write that takes the place of `path` when the block ends without an error."""
-    # named before it is there, so that an interruption at any point takes it away
+def atomic_write(path: Path, *, binary: bool = False) -> Iterator[Any]:
+    """Open a temporary file that replaces `path` when the block ends without an error."""
+    # named before it is created, so that it is removed after an interruption at any point
     temporary = path.parent / f".asrmask-{secrets.token_hex(6)}"
     try:
         with temporary.open("xb") if binary else _text(temporary) as file:

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-OLDEST, NEWEST = (3, 10), (3, 12)
+OLDEST, NEWEST = (3, 10), (3, 14)
 BASE_SHA256 = "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9"
 
 
@@ -76,7 +76,7 @@ def base_python() -> str:
         if found := shutil.which(f"python3.{minor}"):
             return found
     got = ".".join(map(str, sys.version_info[:2]))
-    sys.exit(f"asrmask: error: expected Python 3.10, 3.11 or 3.12, got {got} and no other on PATH")
+    sys.exit(f"asrmask: error: expected Python 3.10 to 3.14, got {got} and no other on PATH")
 
 
 def enter(*extras: str) -> None:

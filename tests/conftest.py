@@ -40,7 +40,7 @@ def model():
 @pytest.fixture(scope="session")
 def upstream_model(model):
     """openai-whisper's model with the weights of `model`."""
-    from asrmask import upstream
+    from asrmask.systems import upstream
 
     return upstream.twin(model)
 

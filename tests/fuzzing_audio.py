@@ -14,7 +14,7 @@ import numpy as np
 import soundfile
 from media import at_rate, encode, read_flac
 
-from asrmask.audio import load_audio
+from asrmask.audio.recording import load_audio
 from asrmask.errors import AudioError, AudioWarning, OptionError
 
 CLIP = Path(__file__).parent.parent / "data" / "austen-0880.flac"

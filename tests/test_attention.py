@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asrmask import masks
-from asrmask.attention import KVCache, MultiHeadAttention, Shared, attend
-from asrmask.errors import OptionError
+from asrmask.model import masks
+from asrmask.model.attention import KeyValues, MultiHeadAttention, attend, attend_groups
+from asrmask.model.kv_cache import KVCache
 
 
 @st.composite
@@ -85,19 +85,15 @@ def test_no_gradient_reaches_a_hidden_position():
 
 
 def test_beams_of_a_clip_share_its_keys():
-    """Rows in groups over one clip's keys equal the same rows over repeated keys."""
+    """Texts over one clip's keys equal the same texts over repeated keys."""
     torch.manual_seed(0)
     module = MultiHeadAttention(32, 4, "test")
     q = module.queries(torch.randn(6, 3, 32))  # 2 clips × 3 beams
     keys, values = module.keys_values(torch.randn(2, 11, 32))
-    each = [t.repeat_interleave(3, dim=0) for t in (keys, values)]
     mask = masks.padding([11, 4], 11)
-    alone = module(q, *each, mask.repeat_interleave(3, dim=0))
-    assert torch.allclose(module(q, keys, values, mask), alone, atol=1e-6)
-    rows = torch.rand(2, 1, 3, 11) < 0.7
-    rows[..., 0] = True
-    alone = module(q, *each, rows.repeat_interleave(3, dim=0))
-    assert torch.allclose(module(q, keys, values, rows), alone, atol=1e-6)
+    repeated = KeyValues(*(x.repeat_interleave(3, dim=0) for x in (keys, values, mask)))
+    alone = module(q, [repeated])
+    assert torch.allclose(module(q, [KeyValues(keys, values, mask)]), alone, atol=1e-6)
 
 
 def test_cache_gives_back_what_was_put_and_moves_rows():
@@ -115,45 +111,17 @@ def test_cache_gives_back_what_was_put_and_moves_rows():
     assert torch.equal(moved.select(torch.tensor([3, 0, 1, 2])).keys[0][0, :, :2], first[1])
 
 
-@pytest.mark.parametrize("n_texts", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_shared_keys_are_as_if_each_clip_had_them(n_texts, dtype):
-    generator = torch.Generator().manual_seed(0)
-
-    def some(*shape):
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    q, (k, v), (keys, values) = some(3, 2, n_texts, 8), some(2, 3, 2, 5, 8), some(2, 1, 2, 7, 8)
-    own = masks.padding([2, 5, 5], 5)
-    other = masks.aside(masks.counted(torch.tensor([[1] * 7, [0, 4, 4, 4, 4, 4, 2], [0] * 7])))
-    shared = Shared(keys, values, other)
-    for mask in (own, None):
-        mine = attend(q, k, v, mask, shared=shared)
-        spelled = attend(q, k, v, mask, shared=shared, record=lambda *_: None)
-        assert torch.allclose(mine, spelled, atol=2e-2 if dtype == torch.bfloat16 else 1e-6)
-        for i in range(3):  # alone as in a batch
-            alone = attend(
-                *(x[i : i + 1] for x in (q, k, v)),
-                None if mask is None else mask[i : i + 1],
-                shared=Shared(keys, values, other[i : i + 1]),
-            )
-            assert torch.equal(alone[0], mine[i])
-    # the last clip sees none of them
-    assert torch.allclose(mine[2:].float(), attend(q, k, v)[2:].float(), atol=1e-6)
-
-
 @torch.inference_mode()
-def test_clips_with_other_numbers_of_keys_are_attended_to_apart():
-    q = torch.randn(5, 2, 3, 8)
-    keys, values = ([torch.randn(n, 2, k, 8) for n, k in ((2, 7), (3, 4))] for _ in range(2))
-    found = attend(q, keys, values)
-    assert torch.equal(found[:2], attend(q[:2], keys[:1], values[:1]))
-    assert torch.allclose(found[2:], attend(q[2:], keys[1], values[1]), atol=1e-6)
-
-
-def test_nothing_is_dropped_where_keys_are_in_parts():
-    q, parts = torch.randn(2, 2, 1, 8), [torch.randn(2, 2, 5, 8)]
-    with pytest.raises(OptionError, match="all visible, got a mask"):
-        attend(q, parts, parts, torch.ones(2, 1, 1, 5, dtype=torch.bool))
-    with pytest.raises(OptionError, match="without a record"):
-        attend(q, parts, parts, record=lambda *_: None)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_groups_are_attended_to_apart(dtype):
+    """Clips with other numbers of keys: as if each group were alone, recorded or not."""
+    q = torch.randn(5, 2, 3, 8).to(dtype)
+    first, second = (
+        KeyValues(*torch.randn(2, n, 2, k, 8).to(dtype), mask)
+        for n, k, mask in ((2, 7, masks.padding([4, 7], 7)), (3, 4, None))
+    )
+    found = attend_groups(q, [first, second])
+    assert torch.equal(found[:2], attend(q[:2], *first))
+    assert torch.equal(found[2:], attend(q[2:], *second))
+    spelled = attend_groups(q, [first, second], lambda *_: None)
+    assert torch.allclose(found, spelled, atol=2e-2 if dtype == torch.bfloat16 else 1e-6)

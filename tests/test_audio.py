@@ -18,10 +18,13 @@ from hypothesis import strategies as st
 from media import at_rate, encode, read_flac, reference, truncated, unreadable, wav
 from scipy import signal
 
-from asrmask import audio, media
-from asrmask.audio import Features, Recording, Spectrogram, load_audio, log_mel_spectrogram
-from asrmask.errors import AudioError, AudioWarning, OptionError
-from asrmask.torchaudio_import import import_torchaudio
+from asrmask import audio
+from asrmask.audio import media
+from asrmask.audio.noise import white_noise
+from asrmask.audio.recording import Recording, load_audio
+from asrmask.audio.spectrogram import Features, Spectrogram, log_mel_spectrogram
+from asrmask.audio.torchaudio_import import import_torchaudio
+from asrmask.errors import AudioError, AudioWarning, MissingPackageError, OptionError
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +164,7 @@ def test_a_wav_header_from_a_pipe_which_cannot_know_the_length_is_no_damage(tmp_
 
 def test_standard_input_is_read_even_if_the_format_must_seek(tmp_path, clip):
     path = encode(tmp_path / "a.m4a", clip, "aac")
-    code = "import sys; from asrmask.audio import load_audio as f; sys.stdout.buffer.write(f('-'))"
+    code = "import sys, asrmask; sys.stdout.buffer.write(asrmask.load_audio('-'))"
     feed = subprocess.Popen(["cat", path], stdout=subprocess.PIPE)
     done = subprocess.run([sys.executable, "-c", code], stdin=feed.stdout, capture_output=True)
     feed.stdout.close()
@@ -247,8 +250,8 @@ def test_a_rate_that_becomes_impossible_on_the_way_ends_the_recording(tmp_path, 
 
 def test_more_audio_than_a_file_can_hold_is_damage(tmp_path, clip, monkeypatch):
     path = encode(tmp_path / "a.flac", clip, "flac")
-    monkeypatch.setattr(media, "LEAST_MOST_S", 1.0)
-    monkeypatch.setattr(media, "MOST_S_PER_BYTE", 1e-9)
+    monkeypatch.setattr(media, "MIN_DURATION_LIMIT_S", 1.0)
+    monkeypatch.setattr(media, "MAX_S_PER_BYTE", 1e-9)
     with pytest.warns(AudioWarning, match=r"truncated, got 1\.\d\d s of audio"):
         assert 16_000 < len(load_audio(path)) < 24_000
 
@@ -482,6 +485,18 @@ def test_unknown_fills_are_refused():
             spectrogram.window(0, n_frames, fill="noise", size=100)
 
 
+def test_white_noise_has_its_level_in_decibels_of_full_scale():
+    noise = white_noise(np.random.default_rng(0), 100_000, -20)
+    assert noise.dtype == np.float32
+    assert np.sqrt(np.mean(noise**2)) == pytest.approx(0.1, rel=0.02)
+
+
+def test_a_recording_must_have_one_frame():
+    Recording.of(np.zeros(160, np.float32)).check_length("speech")
+    with pytest.raises(AudioError, match="speech: too short, got 159 samples, expected 160"):
+        Recording.of(np.zeros(159, np.float32)).check_length("speech")
+
+
 def test_noise_has_its_level_and_is_the_same_every_time():
     loud = Spectrogram(Recording.of(np.full(16_000, 0.5, np.float32)), 80)
     quiet, again, louder = (loud.window(0, 50, fill=f"noise:{db}") for db in (-40, -40.0, -20))
@@ -509,6 +524,38 @@ def test_torchaudio_resamples(clip):
     assert len(up) == 3 * len(clip)
     assert likeness(up.numpy(), at_rate(floats, 48_000)) > 0.999
     assert likeness(back.numpy(), floats) > 0.999
+
+
+@pytest.mark.parametrize("rate", [8_000, 44_100, 48_000])
+def test_samples_of_any_rate_are_brought_to_16_khz(clip, rate):
+    floats = clip / np.float32(32768)
+    recording = Recording.of(at_rate(floats, rate), rate)
+    assert abs(recording.n_samples - len(floats)) <= 2 * 16_000 // rate + 1
+    limit = 0.999 if rate > 16_000 else 0.95  # 8 kHz has nothing above 4 kHz
+    assert likeness(recording.read(0, recording.n_samples), floats) > limit
+
+
+@pytest.mark.parametrize("rate", [0, -16_000, 44_101, 10**9, 16_000.5])
+def test_rates_that_cannot_be_resampled_are_told(rate):
+    with pytest.raises(OptionError, match=rf"rate must be a multiple of 25 .* got {rate}"):
+        Recording.of(np.zeros(100, np.float32), rate)
+
+
+# --- without PyAV
+
+
+def test_librosa_reads_files_where_pyav_is_missing(sample, clip, tmp_path, monkeypatch):
+    expected = load_audio(sample)
+    high = encode(tmp_path / "high.wav", at_rate(clip, 44_100), "pcm_s16le", rate=44_100)
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert np.array_equal(load_audio(sample), expected)
+    assert likeness(load_audio(high), clip / np.float32(32768)) > 0.999
+    (tmp_path / "text.wav").write_text("no audio at all")
+    with pytest.raises(AudioError, match=r"text\.wav: expected audio that librosa can read"):
+        load_audio(tmp_path / "text.wav")
+    monkeypatch.setitem(sys.modules, "librosa", None)
+    with pytest.raises(MissingPackageError, match="reading audio files needs av: pip install av"):
+        load_audio(sample)
 
 
 PACKAGE = {

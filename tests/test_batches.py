@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from asrmask import batches, cli, load_audio, transcribe_all
-from asrmask.attention import Run
-from asrmask.audio import Features
+from asrmask import cli, load_audio, transcribe_all
+from asrmask.audio.pauses import cut
+from asrmask.audio.spectrogram import Features
 from asrmask.checkpoints import load_model
-from asrmask.decoding import DecodingOptions, stops_early
-from asrmask.encoding import encode, encode_all, n_keys
+from asrmask.decoding.options import DecodingOptions
+from asrmask.decoding.quality import stops_early
 from asrmask.errors import OptionError
-from asrmask.model import Room
-from asrmask.pauses import cut
-from asrmask.policy import Policy
-from asrmask.walk import Ask
+from asrmask.model.encoding import encode, encode_all, n_cross_keys
+from asrmask.model.policy import Policy
+from asrmask.transcription import scheduler
+from asrmask.transcription.window_loop import DecodeRequest
 
 FAST = {
     "padding": "virtual",
@@ -105,7 +105,7 @@ def test_sizes_are_checked(model):
 
 
 @pytest.mark.parametrize("policy", ["full", "virtual", "trim,margin=0.5", "mask:both"])
-def test_a_room_holds_what_was_encoded(model, policy):
+def test_windows_encoded_together_are_as_encoded_alone(model, policy):
     policy = Policy.parse(policy)
     generator = torch.Generator().manual_seed(0)
     windows = []
@@ -113,53 +113,52 @@ def test_a_room_holds_what_was_encoded(model, policy):
         mel = torch.zeros(80, 3000)
         mel[:, :n] = torch.randn(80, n, generator=generator)
         windows.append(Features(mel, n))
-    room = Room(model, 4 * 1500)
-    for _ in range(2):  # the second time over what the first left
-        memory = encode_all(model, windows, policy, room)
+    together = encode_all(model, windows, policy)
     for i, window in enumerate(windows):
         alone = encode(model, [window], policy)
-        assert alone.keys[0].shape[2] == n_keys(policy, policy.visible(window.n_positions))
-        one = memory.one(i)
-        assert one.mask is None
-        for mine, expected in zip(one.keys + one.values, alone.keys + alone.values, strict=True):
-            assert torch.equal(mine, expected)
-        for shared, expected in zip(one.shared, alone.shared, strict=True):
-            assert torch.equal(shared.mask, expected.mask)
-            assert torch.equal(shared.keys, expected.keys)
+        for (mine,), (expected,) in zip(together.select([i]).layers, alone.layers, strict=True):
+            assert (mine.mask is None) == (policy.kind != "virtual")
+            assert mine.keys.shape[2] == n_cross_keys(policy, window.n_positions)
+            assert torch.allclose(mine.keys, expected.keys, atol=1e-5)
+            assert torch.allclose(mine.values, expected.values, atol=1e-5)
 
 
-def test_clips_that_are_done_leave_the_others_in_their_place(model):
+def test_finished_clips_leave_the_others_in_their_memory(model):
     window = Features(torch.zeros(80, 3000), 100)
-    memory = encode_all(model, [window] * 4, Policy("trim"))
-    left = memory.select([0, 2, 3]).select([1, 2])
-    assert left.n_clips == 2
-    assert left.runs == (Run(100, 2, 50),)
-    assert left.keys[0].data_ptr() == memory.keys[0].data_ptr()
+    audio = encode_all(model, [window] * 4, Policy("trim"))
+    left = audio.select([0, 2, 3]).select([1, 2])
+    ((keys, _, _),), ((all_keys, _, _),) = left.layers[0], audio.layers[0]
+    assert (left.n_clips, len(keys)) == (2, 2)
+    assert keys.data_ptr() == all_keys[2:].data_ptr()
 
 
-def going(n_frames, **options):
+def waiting_loop(n_frames, **options):
     window = Features(torch.zeros(80, 3000), n_frames)
-    ask = Ask(window, Policy("virtual"), DecodingOptions(**options))
-    return SimpleNamespace(walk=SimpleNamespace(ask=ask))
+    request = DecodeRequest(window, Policy("virtual"), DecodingOptions(**options))
+    return SimpleNamespace(request=request)
 
 
 def test_windows_of_like_lengths_are_matched_with_the_one_that_waits_longest():
-    waiting = [going(n) for n in (500, 3000, 600, 100, 550)]
-    chosen = batches._matching(waiting, 3, 8192)
-    assert [one.walk.ask.window.n_frames for one in chosen] == [500, 550, 600]
+    waiting = [waiting_loop(n) for n in (500, 3000, 600, 100, 550)]
+    chosen = scheduler._choose_batch(waiting, 3, 8192)
+    assert [one.request.window.n_frames for one in chosen] == [500, 550, 600]
 
 
-def test_windows_asked_for_otherwise_wait():
-    waiting = [going(500), going(500, language="de"), going(510), going(500, temperature=0.2)]
-    assert batches._matching(waiting, 8, 8192) == [waiting[0], waiting[2]]
-    assert batches._matching(waiting[3:], 8, 8192) == [waiting[3]]
+def test_windows_with_other_options_wait():
+    first, second = waiting_loop(500), waiting_loop(510)
+    drawn = waiting_loop(500, temperature=0.2)
+    chosen = scheduler._choose_batch(
+        [first, waiting_loop(500, language="de"), second, drawn], 8, 8192
+    )
+    assert list(map(id, chosen)) == [id(first), id(second)]
+    assert list(map(id, scheduler._choose_batch([drawn], 8, 8192))) == [id(drawn)]
 
 
 def test_a_batch_is_as_large_as_its_room_and_has_one_at_least():
-    # 250 positions and a margin, to 288
-    waiting = [going(500) for _ in range(5)]
-    assert len(batches._matching(waiting, 8, 600)) == 2
-    assert len(batches._matching(waiting, 8, 100)) == 1
+    # 250 positions and a margin, to 288; groups from there to 1475, and 25
+    waiting = [waiting_loop(500) for _ in range(5)]
+    assert len(scheduler._choose_batch(waiting, 8, 800)) == 2
+    assert len(scheduler._choose_batch(waiting, 8, 100)) == 1
 
 
 class Noise:
@@ -186,8 +185,8 @@ def test_a_long_recording_is_cut_where_it_is_quiet():
 
 
 def test_a_text_that_stops_at_a_pause_is_read_on_with_timestamps(samples, monkeypatch):
-    """Without timestamps a heading may be taken for all: the walk asks again, and goes on."""
-    from asrmask import walk
+    """Without timestamps a heading may be taken for all: the loop decodes again, and goes on."""
+    from asrmask.transcription import window_loop
 
     model = load_model("tiny.en", compute_type="int8")
     options = {**FAST, "without_timestamps": True}
@@ -200,7 +199,7 @@ def test_a_text_that_stops_at_a_pause_is_read_on_with_timestamps(samples, monkey
         seen.append(text)
         return len(seen) == 1
 
-    monkeypatch.setattr(walk, "stops_early", early)
+    monkeypatch.setattr(window_loop, "stops_early", early)
     (again,) = transcribe_all(model, [path], batch_size=2, **options)
     assert again.padding.fallbacks == {"stops early": 1}
     words = [text.lower().replace(",", "").split() for text in (whole.text, again.text)]

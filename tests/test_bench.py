@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asrmask.audio import SAMPLE_RATE
-from asrmask.bench import report, run, summary
+from asrmask.audio.constants import SAMPLE_RATE
+from asrmask.benchmark import report, run, summary, worker
 from asrmask.cli import main
-from asrmask.corpus import Clip
 from asrmask.errors import OptionError
-from asrmask.systems import Decoding, Named
+from asrmask.evaluation.corpus import Clip
+from asrmask.systems import DecodingSettings, Named
 
 
 def entry(system, number, seconds, work="short", **more):
@@ -27,6 +27,7 @@ def entry(system, number, seconds, work="short", **more):
         "seconds": seconds,
         "parts": {"audio": 0.1, "spectrogram": 0.1, "encoder": seconds / 2, "decoder": 0.2},
         "peak_mb": 400.0 + number,
+        "own_mb": 300.0 - number,
         "first_text_s": 2.0,
         "alone_s": [0.5, 0.7],
         "errors": [wrong, wrong],
@@ -87,20 +88,20 @@ def test_ratios_are_taken_within_rounds(result):
     assert line.ratio == 3.0  # the ratio of the medians would be 4
     assert line.median_s == 2.0
     assert line.times_real_time == 20.0
-    assert line.peak_mb == 403.0
+    assert (line.peak_mb, line.own_mb) == (403.0, 299.0)
     assert line.alone_s == statistics.median([0.5, 0.7] * 3)
     assert line.errors.wer == 4 / 16
 
 
 def test_one_round_has_no_range(result):
     assert summary.cells(summary.lines(result)[0])[2] == "2.00 (2.00 … 4.00)"
-    assert "3 rounds" in report.page([result])
+    assert "3 rounds" in report.page([result], [[]])
     assert any("their range" in plot.told for plot in report.plots(result))
     result["runs"] = [r for r in result["runs"] if r["round"] == 1]
     result["about"]["rounds"] = 1
     cells = summary.cells(summary.lines(result)[0])
     assert (cells[2], cells[4]) == ("2.00", "4.00")
-    for text in (report.page([result]), summary.markdown(result)):
+    for text in (report.page([result], [[]]), summary.markdown(result)):
         assert "1 round" in text
         assert "1 rounds" not in text
     assert not any("range" in plot.told for plot in report.plots(result))
@@ -111,6 +112,22 @@ def test_a_failed_system_is_told_and_no_number_is_made_up(result):
     assert line.failed == "no such file"
     assert line.median_s is None
     assert summary.cells(line)[1:3] == ["failed: no such file", "no data"]
+
+
+def test_own_memory_is_the_peak_without_shared_pages(tmp_path):
+    rollup = tmp_path / "rollup"
+    rollup.write_text("0-1 [rollup]\nRss: 900 kB\nShared_Clean: 2048 kB\nShared_Dirty: 1024 kB\n")
+    assert worker.own_mb(rollup) == pytest.approx(worker.peak_mb() - 3, abs=1)
+
+
+def test_without_own_memory_the_table_says_so(result, tmp_path):
+    assert worker.own_mb(tmp_path / "none") is None  # as on other systems than Linux
+    for one in result["runs"]:
+        one.pop("own_mb", None)  # as in older files
+    cells = dict(zip(summary.HEADINGS, summary.cells(summary.lines(result)[0]), strict=True))
+    assert (cells["peak RSS MB"], cells["own MB"]) == ("403", "no data")
+    assert "no data" in summary.markdown(result)
+    assert run.told({"seconds": 1.0, "peak_mb": 400.0, "own_mb": None}) == ": 1.0 s, 400 MB"
 
 
 def test_without_openai_whisper_ratios_are_to_the_first_system(result):
@@ -179,16 +196,24 @@ def test_pages_are_whole_and_need_nothing_else(result, tmp_path):
     assert page.count("Limits of the machine") == 2
     assert "against the benchmark of 2026-01-01" in page
     names = {path.name for path in written}
-    assert {"bench.md", "1-speed-1.png", "2-growth-clip.svg"} <= names
+    assert {"bench.md", "1-speed-1.png", "2-growth-clip.svg", "2-ratios.csv"} <= names
+
+
+def test_ratios_are_a_small_table(result):
+    lines = report.ratio_table(result).csv().splitlines()
+    assert lines[0] == "work,decoding,system,other,throughput,alone,memory"
+    found = summary.ratios(result, "asrmask")["short", "greedy", "openai-whisper"]
+    start = f"short,greedy,asrmask,openai-whisper,{found['throughput']},"
+    assert [line.startswith(start) for line in lines[1:]].count(True) == 1
 
 
 # ------------------------------------------------------------------ measuring
 
 
 def test_systems_take_turns_within_every_round():
-    works = [run.Work("a", []), run.Work("b", [])]
+    works = [run.BenchmarkRun("a", []), run.BenchmarkRun("b", [])]
     systems = [Named("asrmask", {}), Named("openai-whisper", {})]
-    request = run.Request(works, systems, [Decoding()], 2, "tiny.en", None, 2, [], 1, "")
+    request = run.Request(works, systems, [DecodingSettings()], 2, "tiny.en", None, 2, [], 1, "")
     order = [(n, work.name, named.name) for n, (work, _, named) in run.rounds(request)]
     assert order[:4] == [
         (1, "a", "asrmask"),
@@ -215,8 +240,8 @@ def test_speech_is_cut_to_the_length_asked_for(tmp_path):
 
 
 def test_a_process_that_dies_is_a_failure_that_says_why():
-    found = run.in_process("asrmask.bench.nothing", {}, 1)
-    assert "No module named asrmask.bench.nothing" in found["error"]
+    found = run.in_process("asrmask.benchmark.nothing", {}, 1)
+    assert "No module named asrmask.benchmark.nothing" in found["error"]
 
 
 def test_a_benchmark_is_measured_and_written(tmp_path, capsys, samples):
@@ -233,6 +258,7 @@ def test_a_benchmark_is_measured_and_written(tmp_path, capsys, samples):
     assert one["parts"]["encoder"] > 0
     assert one["parts"]["decoder"] > 0
     assert 100 < one["peak_mb"] < 4000
+    assert 50 < one["own_mb"] <= one["peak_mb"]
     assert one["loaded_s"] < one["first_text_s"]
     assert sum(e["substitutions"] for e in one["errors"]) <= 3
     assert found["machine"]["limits"]["float32_operations"] > 0
@@ -242,7 +268,7 @@ def test_a_benchmark_is_measured_and_written(tmp_path, capsys, samples):
 
 def test_a_mixed_work_takes_the_sets_in_turn():
     works = [
-        run.Work(name, [Clip(Path(f"{name}{i}.wav"), language=name) for i in range(n)])
+        run.BenchmarkRun(name, [Clip(Path(f"{name}{i}.wav"), language=name) for i in range(n)])
         for name, n in (("en", 4), ("de", 1))
     ]
     found = run.mixed(works, 2)

@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 from asrmask.checkpoints import available_models, hub, load_model, registry
 from asrmask.cli.models import n_parameters
 from asrmask.errors import CheckpointError
-from asrmask.model import ModelDimensions, Whisper
+from asrmask.model.dimensions import ModelDimensions
+from asrmask.model.whisper import Whisper
 
 # every number differs from its neighbours where it may, so that none can be taken for another
 DIMS = ModelDimensions(

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrmask import DecodingOptions, Policy, Settings, Spectrogram, cli, upstream
-from asrmask.audio import Recording, load_audio
+from asrmask import DecodingOptions, Policy, Settings, Spectrogram, cli
+from asrmask.audio.recording import Recording, load_audio
 from asrmask.checkpoints import load_model
-from asrmask.comparison import draws, stages
-from asrmask.comparison.against import AnotherSystem, OpenaiWhisper, heard
-from asrmask.comparison.draws import Draw
-from asrmask.comparison.partings import Attempt, Parting, first_parting
+from asrmask.comparison import sampling, stages
+from asrmask.comparison.divergence import DecodingAttempt, Divergence, first_divergence
+from asrmask.comparison.peers import OpenaiWhisper, TextPeer
 from asrmask.comparison.run import Comparison, clips_of
+from asrmask.comparison.sampling import Draw
 from asrmask.comparison.times import times_between
-from asrmask.corpus import Clip
-from asrmask.decoding import DecodingResult
+from asrmask.decoding.options import DecodingResult
 from asrmask.errors import OptionError
-from asrmask.systems import Decoding, Heard, Piece, System
+from asrmask.evaluation.corpus import Clip
+from asrmask.systems import DecodingSettings, Piece, System, SystemTranscript, upstream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -176,7 +176,7 @@ def attempts(mel, ours, theirs, **choices):
         language="en", without_timestamps=True, fp16=False, **choices
     )
     other = replace(result, tokens=theirs)
-    return [Attempt(0, 300, options, result)], [upstream.Attempt(mel, asked, other)]
+    return [DecodingAttempt(0, 300, options, result)], [upstream.Attempt(mel, asked, other)]
 
 
 @pytest.fixture(scope="module")
@@ -191,24 +191,24 @@ def test_tokens_part_where_the_gap_between_the_logits_is_measured(model, upstrea
         logits = upstream_model(window[None], tokens)[0, -1]
     a, b = logits.topk(2).indices.tolist()
     mine, others = attempts(window, [1770, b, 13], [1770, a, 13])
-    found = first_parting(model, upstream_model, mine, others, Settings())
+    found = first_divergence(model, upstream_model, mine, others, Settings())
     assert (found.start, found.step, found.is_near) == (0, 1, False)
     assert found.gap == pytest.approx(float(logits[a] - logits[b]), abs=1e-5)
     assert f"({a})" in found.theirs
     assert f"({b})" in found.ours
     assert "step 1" in str(found)
     mine, others = attempts(window, [1770, b], [1770, b])
-    assert first_parting(model, upstream_model, mine, others, Settings()) is None
+    assert first_divergence(model, upstream_model, mine, others, Settings()) is None
     mine, others = attempts(window, [1770], [1770, a], beam_size=5)
-    assert "mean log-prob" in str(first_parting(model, upstream_model, mine, others, Settings()))
+    assert "mean log-prob" in str(first_divergence(model, upstream_model, mine, others, Settings()))
 
 
 def test_a_near_tie_is_told_and_counts_as_equal(run, speech, monkeypatch):
-    tie = Parting(0, 3, "' the' (262)", "' a' (257)", 4e-4, "gap between the logits")
+    tie = Divergence(0, 3, "' the' (262)", "' a' (257)", 4e-4, "gap between the logits")
     assert tie.is_near
     assert not replace(tie, gap=2e-3).is_near
     assert not replace(tie, gap=None).is_near
-    monkeypatch.setattr("asrmask.comparison.against.first_parting", lambda *_: tie)
+    monkeypatch.setattr("asrmask.comparison.peers.first_divergence", lambda *_: tie)
     code, out, _ = run(speech, *QUICK, "--word_timestamps", "False")
     assert code == 0
     assert "step 3: asrmask ' the' (262), openai-whisper ' a' (257), gap between" in out
@@ -223,12 +223,12 @@ def test_a_threshold_between_two_equal_texts_is_a_near_tie_too(model, upstream_m
     again = replace(mine[0].options, temperature=0.2)
     ours = [replace(mine[0], result=below), replace(mine[0], options=again)]
     theirs = [replace(others[0], result=above)]
-    found = first_parting(model, upstream_model, ours, theirs, Settings())
+    found = first_divergence(model, upstream_model, ours, theirs, Settings())
     assert found.is_near
     assert found.step is None
     assert "temperatures 0, 0.2, openai-whisper temperatures 0, avg_logprob" in str(found)
     ours[0] = replace(ours[0], result=replace(below, avg_logprob=-1.1))
-    assert not first_parting(model, upstream_model, ours, theirs, Settings()).is_near
+    assert not first_divergence(model, upstream_model, ours, theirs, Settings()).is_near
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def drawn(upstream_model, speech):
     samples = load_audio(speech)
     torch.manual_seed(0)
     _, (attempt,) = upstream.transcribe(upstream_model, samples, temperature=1.0, best_of=3)
-    return attempt, draws.replayed(upstream_model, attempt)
+    return attempt, sampling.replayed(upstream_model, attempt)
 
 
 def test_draws_can_be_run_again_and_say_how_near_they_were(drawn):
@@ -263,35 +263,35 @@ def test_drawn_texts_part_by_the_margin_of_the_draw(model, upstream_model, drawn
     result = DecodingResult(torch.empty(0), "en", tokens=tokens)
 
     def parting(draws):
-        mine = Attempt(0, 300, options, result, draws)
-        return first_parting(model, upstream_model, [mine], [attempt], Settings())
+        mine = DecodingAttempt(0, 300, options, result, draws)
+        return first_divergence(model, upstream_model, [mine], [attempt], Settings())
 
     assert parting(ours).gap == pytest.approx(found[1].margins[row])
     assert "drawn at temperature 1, gap in the draw" in str(parting(ours))
     # what is drawn behind the end of a text is of no account; nothing that differs: no gap
     same = [list(draw.tokens) for draw in found]
     assert parting(same).gap is None
-    assert draws.widest([[7], [8]], [Draw([7], [0.1]), Draw([9], [0.2])], eot=7) is None
-    assert draws.widest([[1, 2]], [Draw([3, 4], [0.1, 0.2])], eot=7) == 0.2
+    assert sampling.widest([[7], [8]], [Draw([7], [0.1]), Draw([9], [0.2])], eot=7) is None
+    assert sampling.widest([[1, 2]], [Draw([3, 4], [0.1, 0.2])], eot=7) == 0.2
 
 
 # --- other systems
 
 
 def test_times_are_compared_where_both_have_the_same_words():
-    ours = Heard(
+    ours = SystemTranscript(
         "a b c", [Piece(0, 3, " a b c")], [Piece(0, 1, "a"), Piece(1, 2, "b"), Piece(2, 3, "c")]
     )
     words = [Piece(0, 1, "a"), Piece(1.5, 2, "x"), Piece(2.3, 3, "c")]
-    found = times_between(ours, Heard("a x c", [], words), str.strip)
+    found = times_between(ours, SystemTranscript("a x c", [], words), str.strip)
     assert (found.unit, found.n, found.is_equal) == ("words", 4, True)
     assert found.largest_s == pytest.approx(0.3)
     # without word times: where segments begin and end with the same word
-    parted = Heard("a b c", [Piece(0.2, 1, " a"), Piece(1, 3.6, " b c")])
+    parted = SystemTranscript("a b c", [Piece(0.2, 1, " a"), Piece(1, 3.6, " b c")])
     found = times_between(ours, parted, str.strip)
     assert (found.unit, found.n, found.is_equal) == ("segments", 2, False)
     assert found.largest_s == pytest.approx(0.6)
-    assert times_between(ours, Heard("z", [Piece(0, 1, "z")]), str.strip) is None
+    assert times_between(ours, SystemTranscript("z", [Piece(0, 1, "z")]), str.strip) is None
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_systems_that_are_unknown_or_not_installed_get_one_line(run, speech, mon
     code, out, err = run(speech, "--against", "nobody")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "nobody" in err
-    monkeypatch.setattr("asrmask.systems.find_spec", lambda name: None)
+    monkeypatch.setattr("asrmask.extras.find_spec", lambda name: None)
     code, out, err = run(speech, "--against", "transformers")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "pip install" in err
@@ -340,23 +340,23 @@ class Echo(System):
 
     def transcribe(self, path, decoding):
         self.samples, self.decoding = self.load_audio(path), decoding
-        return Heard(self.text, [Piece(0, 3, self.text)])
+        return SystemTranscript(self.text, [Piece(0, 3, self.text)])
 
 
 def test_others_are_given_the_same_samples_and_are_asked_alike(model, speech):
     system = Echo("nothing of that kind")
     settings, options = Settings(word_timestamps=True), DecodingOptions(beam_size=2, language="en")
-    comparison = Comparison(model, [AnotherSystem("echo", system)], settings, options)
+    comparison = Comparison(model, [TextPeer("echo", system)], settings, options)
     (found,) = comparison.compare(Clip(speech, "nothing of that sort")).against
     assert (system.samples == load_audio(speech)).all()
-    assert system.decoding == Decoding(2, "en", "transcribe", True)
+    assert system.decoding == DecodingSettings(2, "en", "transcribe", True)
     assert not found.is_equal
     assert found.errors.wer == 0.25
 
 
 @pytest.mark.parametrize("why", [ImportError("no libgomp"), RuntimeError("bad\nweights")])
 def test_a_system_that_does_not_load_gets_one_line(run, speech, monkeypatch, why):
-    monkeypatch.setattr("asrmask.systems.find_spec", lambda name: True)
+    monkeypatch.setattr("asrmask.extras.find_spec", lambda name: True)
     monkeypatch.setattr("asrmask.systems.prepare", lambda *_: "weights")
 
     def load(*_, **__):
@@ -477,4 +477,4 @@ def test_drawn_texts_are_the_same_too(model, upstream_model, speech):
     compared = comparison.compare(Clip(speech))
     (found,) = compared.against
     assert found.different is None
-    assert heard({"text": "", "segments": [], "language": "en"}).words is None
+    assert SystemTranscript.of({"text": "", "segments": [], "language": "en"}).words is None

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from asrmask import corpus
-from asrmask.corpus import Clip
 from asrmask.errors import AudioError, OptionError
+from asrmask.evaluation import corpus
+from asrmask.evaluation.corpus import Clip
 
 
 def test_a_manifest_of_tabs(tmp_path):
@@ -45,7 +45,7 @@ def test_names_in_a_manifest_are_utf8_whatever_the_locale_is(tmp_path):
     (tmp_path / "café.wav").touch()
     (tmp_path / "manifest.tsv").write_text("path\ttext\ncafé.wav\tYes.\n", encoding="utf-8")
     code = (
-        "from pathlib import Path; from asrmask import corpus\n"
+        "from pathlib import Path; from asrmask.evaluation import corpus\n"
         f"(clip,) = corpus.read(Path({str(tmp_path)!r}))\n"
         "print(clip.path.is_file(), ascii(clip.id))"
     )

@@ -8,19 +8,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asrmask import audio, upstream
-from asrmask.decoding import DecodingOptions, decode, decode_memory, detect_language, encode
-from asrmask.errors import OptionError
-from asrmask.filters import (
+from asrmask import audio
+from asrmask.decoding.filters import (
     NoRepeatNgram,
     RepetitionPenalty,
     SuppressBlank,
     SuppressTokens,
     TimestampRules,
 )
-from asrmask.search import Beam, Candidate, Clip, Greedy
-from asrmask.settings import Settings
-from asrmask.tokenizer import get_tokenizer
+from asrmask.decoding.language import detect_language
+from asrmask.decoding.options import DecodingOptions
+from asrmask.decoding.search import Beam, Candidate, Greedy, SearchState
+from asrmask.decoding.task import decode, decode_encoded, encode
+from asrmask.errors import OptionError
+from asrmask.systems import upstream
+from asrmask.tokenizer.tokenizer import get_tokenizer
+from asrmask.transcription.settings import Settings
 
 MODES = {
     "greedy": {},
@@ -151,9 +154,9 @@ def test_audio_is_encoded_once_however_often_it_is_decoded(model, windows, monke
     monkeypatch.setattr(
         model.encoder, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k)
     )
-    memory = encode(model, windows[0][None])
+    encoded = encode(model, windows[0][None])
     for choices in ({}, {"beam_size": 2}, {"temperature": 0.5}):
-        decode_memory(model, memory, DecodingOptions(language="en", **choices))
+        decode_encoded(model, encoded, DecodingOptions(language="en", **choices))
     assert len(calls) == 1
 
 
@@ -306,7 +309,7 @@ def log(*probabilities):
 
 
 def test_greedy_sums_log_probabilities_up_to_the_end():
-    strategy, clip = Greedy(eot=2), Clip()
+    strategy, clip = Greedy(eot=2), SearchState()
     strategy.choose([clip], log(0.5, 0.3, 0.2))
     strategy.choose([clip], log(0.1, 0.2, 0.7))
     assert clip.done
@@ -317,7 +320,7 @@ def test_greedy_sums_log_probabilities_up_to_the_end():
 
 
 def test_beam_keeps_the_best_of_all_continuations():
-    strategy, clip = Beam(eot=3, beam_size=2), Clip()
+    strategy, clip = Beam(eot=3, beam_size=2), SearchState()
     assert strategy.choose([clip], log(0.5, 0.4, 0.06, 0.04)) == [[0, 0]]
     assert clip.texts == [[0], [1]]
     # from [0]: nothing likely; from [1]: token 2 at 0.9 → 0.36, the best of all
@@ -332,7 +335,9 @@ def test_beam_keeps_the_best_of_all_continuations():
 
 
 def test_a_beam_out_of_room_gives_its_unfinished_texts_best_first():
-    clip = Clip(texts=[[1], [2], [3]], sums=[-3.0, -1.0, -2.0], finished=[Candidate([9], -5, True)])
+    clip = SearchState(
+        texts=[[1], [2], [3]], sums=[-3.0, -1.0, -2.0], finished=[Candidate([9], -5, True)]
+    )
     found = Beam(eot=0, beam_size=3).candidates(clip)
     assert [candidate.tokens for candidate in found] == [[9], [2], [3]]
     assert [candidate.ended for candidate in found] == [True, False, False]

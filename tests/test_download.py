@@ -14,7 +14,8 @@ import torch
 from asrmask import checkpoints
 from asrmask.checkpoints import download, registry
 from asrmask.errors import CheckpointError
-from asrmask.model import ModelDimensions, Whisper
+from asrmask.model.dimensions import ModelDimensions
+from asrmask.model.whisper import Whisper
 
 CONTENT = random.Random(0).randbytes(50_000)
 

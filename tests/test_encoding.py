@@ -5,15 +5,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from asrmask import load_model, masks
-from asrmask.audio import Features, Recording, Spectrogram, load_audio
-from asrmask.corpus import from_manifest
-from asrmask.decoding import DecodingOptions, decode, detect_language, runaway
-from asrmask.encoding import encode, plan
+from asrmask import load_model
+from asrmask.audio.recording import Recording, load_audio
+from asrmask.audio.spectrogram import Features, Spectrogram
+from asrmask.decoding.language import detect_language
+from asrmask.decoding.options import DecodingOptions
+from asrmask.decoding.quality import runaway
+from asrmask.decoding.task import decode
 from asrmask.errors import OptionError
-from asrmask.model import ModelDimensions, Whisper
-from asrmask.policy import KINDS, Policy
-from asrmask.words import align
+from asrmask.evaluation.corpus import from_manifest
+from asrmask.model import masks
+from asrmask.model.dimensions import ModelDimensions
+from asrmask.model.encoding import encode, plan
+from asrmask.model.policy import KINDS, Policy
+from asrmask.model.whisper import Whisper
+from asrmask.transcription.word_timing import align
 
 PLACES = [
     *KINDS,
@@ -45,10 +51,10 @@ def exact_model():
 
 
 @torch.inference_mode()
-def logits(model, memory, record=None):
+def logits(model, encoded, record=None):
     """Teacher-forced logits of a fixed text for each clip."""
-    tokens = torch.tensor([[50257, 50362, 843, 1770, 13, 1757]]).repeat(memory.n_clips, 1)
-    x, _ = model.decoder(tokens, memory, model.decoder.cache(*tokens.shape), record)
+    tokens = torch.tensor([[50257, 50362, 843, 1770, 13, 1757]]).repeat(encoded.n_clips, 1)
+    x, _ = model.decoder(tokens, encoded, model.decoder.cache(*tokens.shape), record)
     return model.decoder.logits(x)
 
 
@@ -56,8 +62,8 @@ def logits(model, memory, record=None):
 def without_policy(model, half_minute):
     """Frames, memory, logits and result of 30 s of audio that no policy has touched."""
     mel = Spectrogram(Recording.of(half_minute), 80).window(0, 3000, fill="zero").mel
-    memory = encode(model, mel[None])
-    return mel, memory, logits(model, memory), decode(model, mel)
+    encoded = encode(model, mel[None])
+    return mel, encoded, logits(model, encoded), decode(model, mel)
 
 
 @pytest.mark.parametrize("text", [*KINDS, "trim,positions=last", "mask:both,fill=silence"])
@@ -66,11 +72,11 @@ def test_thirty_seconds_of_audio_make_every_policy_a_no_op(
 ):
     policy = Policy.parse(text)
     whole = Spectrogram(Recording.of(half_minute), 80).window(0, 3000, fill=policy.fill)
-    mel, memory, expected, result = without_policy
+    mel, encoded, expected, result = without_policy
     mine = encode(model, [whole], policy)
-    assert mine.mask is None
+    assert all(group.mask is None for (group,) in mine.layers)
     assert torch.equal(whole.mel, mel)
-    assert torch.equal(mine.features, memory.features)
+    assert torch.equal(mine.features, encoded.features)
     assert torch.equal(logits(model, mine), expected)
     found = decode(model, whole, padding=policy)
     assert (found.tokens, found.avg_logprob) == (result.tokens, result.avg_logprob)
@@ -87,8 +93,8 @@ def test_an_all_valid_mask_changes_no_bit(model, sample):
     everything = masks.padding([1500], 1500)
     features = model.encode(mel)
     assert torch.equal(model.encode(mel, everything), features)
-    a = model.decoder.remember(features, everything)
-    b = model.decoder.remember(features)
+    a = model.decoder.cross_attention_cache(features, everything)
+    b = model.decoder.cross_attention_cache(features)
     assert torch.equal(logits(model, a), logits(model, b))
 
 
@@ -164,24 +170,25 @@ def test_cross_mask_leaves_the_encoder_alone_and_encoder_mask_the_decoder(model,
     clip = window(sample)
     full, inner, cross = (encode(model, [clip], p) for p in ("full", "mask:encoder", "mask:cross"))
     assert torch.equal(cross.features, full.features)
-    assert cross.keys[0].shape[2] == clip.n_positions
-    assert inner.keys[0].shape[2] == 1500
+    ((cross_keys, _, _),), ((inner_keys, _, _),) = cross.layers[0], inner.layers[0]
+    assert cross_keys.shape[2] == clip.n_positions
+    assert inner_keys.shape[2] == 1500
     assert not torch.allclose(inner.features, full.features, atol=1e-2)
 
 
 @pytest.mark.parametrize("text", PLACES)
 def test_recorded_attention_is_the_fast_one(model, samples, text):
     policy = Policy.parse(text)
-    memory = encode(model, [window(path, policy) for path in samples], policy)
+    encoded = encode(model, [window(path, policy) for path in samples], policy)
     seen = {}
-    recorded = logits(model, memory, lambda place, name, x: seen.__setitem__((place, name), x))
-    assert (recorded - logits(model, memory)).abs().max() < 1e-4
+    recorded = logits(model, encoded, lambda place, name, x: seen.__setitem__((place, name), x))
+    assert (recorded - logits(model, encoded)).abs().max() < 1e-4
     weights = seen["decoder.3.cross", "weights"]
     assert torch.allclose(weights.sum(dim=-1), torch.ones(()), atol=1e-5)
 
 
 def test_times_and_words_count_from_the_audio_wherever_it_lies(model, sample):
-    from asrmask.tokenizer import get_tokenizer
+    from asrmask.tokenizer.tokenizer import get_tokenizer
 
     tokenizer = get_tokenizer(False)
     for text in ("full", "trim", "trim,positions=last", "full,positions=last", "virtual"):
@@ -192,8 +199,8 @@ def test_times_and_words_count_from_the_audio_wherever_it_lies(model, sample):
         assert times[0] <= 50  # the text begins within a second
         assert all(0 <= t <= clip.n_positions + 50 for t in times)
         words = [t for t in result.tokens if t < tokenizer.eot]
-        memory = encode(model, [clip], text)
-        timings = align(model, tokenizer, words, memory, clip.n_frames)
+        encoded = encode(model, [clip], text)
+        timings = align(model, tokenizer, words, encoded, clip.n_frames)
         assert timings[0].start < 1
         assert 4 < timings[-1].end <= clip.n_frames / 100
 
@@ -266,10 +273,11 @@ def test_half_precision_keeps_shapes_and_dtypes(policy, dtype, tmp_path, monkeyp
     torch.manual_seed(0)
     model = Whisper(ModelDimensions(80, 1500, 32, 2, 2, 51864, 448, 32, 2, 2)).eval().to(dtype)
     windows = [Features(torch.randn(80, n), n) for n in (120, 500, 2800)]
-    memory = encode(model, windows, policy)
-    assert {x.dtype for x in (memory.features, *memory.keys, *memory.values)} == {dtype}
+    encoded = encode(model, windows, policy)
+    tensors = [x for (group,) in encoded.layers for x in (group.keys, group.values)]
+    assert {x.dtype for x in (encoded.features, *tensors)} == {dtype}
     tokens = torch.full((3, 2), 1000)
-    x, cache = model.decoder(tokens, memory, model.decoder.cache(3, 4))
+    x, cache = model.decoder(tokens, encoded, model.decoder.cache(3, 4))
     assert (x.shape, x.dtype, cache.keys[0].dtype) == ((3, 2, 32), dtype, dtype)
     logits = model.decoder.logits(x)
     assert (logits.shape, logits.dtype) == ((3, 2, 51864), torch.float32)

@@ -6,13 +6,14 @@ import sys
 import pytest
 import torch
 
-from asrmask import cli, upstream
+from asrmask import cli
 from asrmask.cli import transcribe as command
 from asrmask.errors import OptionError
-from asrmask.presets import FAST
-from asrmask.settings import ALIASES
-from asrmask.tokenizer import LANGUAGES, language_code
-from asrmask.writers import WRITERS
+from asrmask.systems import upstream
+from asrmask.tokenizer.languages import LANGUAGES, language_code
+from asrmask.transcription.presets import FAST
+from asrmask.transcription.settings import ALIASES
+from asrmask.transcription.writers import WRITERS
 
 # where ours differs on purpose: flag → (theirs, ours)
 DEFAULTS = {
@@ -143,7 +144,7 @@ def test_a_preset_is_set_unless_it_is_false():
     command.add_arguments(fresh)
     assert fresh.parse_args(["a.wav", "--fast", "False"]).batch_size == 1
     args = fresh.parse_args(["--fast", "a.wav", "--beam_size", "2"])
-    assert (args.batch_size, args.beam_size, args.audio) == (FAST["batch_size"], 2, ["a.wav"])
+    assert (args.batch_size, args.beam_size, args.audio) == (FAST.batch_size, 2, ["a.wav"])
 
 
 def test_every_language_of_theirs_is_known(theirs):
@@ -191,12 +192,12 @@ def samples(action):
 def test_flags_of_faster_whisper_s_options(parser):
     given = "--multilingual --repetition_penalty 1.2 --no_repeat_ngram_size 3 --max_new_tokens 9"
     args = parser.parse_args(["a.wav", *given.split(), "--chunk_length", "15"])
-    settings, options = command.requested(args)
+    settings, options = command.options_from_args(args)
     assert (settings.multilingual, settings.chunk_length) == (True, 15)
     assert (options.repetition_penalty, options.no_repeat_ngram_size) == (1.2, 3)
     assert options.sample_len == 9
     for name in ("log_prob_threshold", "logprob_threshold"):
-        settings, _ = command.requested(parser.parse_args(["a.wav", f"--{name}", "-0.5"]))
+        settings, _ = command.options_from_args(parser.parse_args(["a.wav", f"--{name}", "-0.5"]))
         assert settings.logprob_threshold == -0.5
 
 

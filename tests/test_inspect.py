@@ -12,19 +12,19 @@ import soundfile
 from media import read_flac
 
 from asrmask import cli
-from asrmask.audio import Recording
+from asrmask.audio.recording import Recording
 from asrmask.errors import OptionError
-from asrmask.instruments import inspection, page, pictures
-from asrmask.instruments.diagnosis import Diagnose
-from asrmask.instruments.inspection import N_BINS, Inspection, in_bins, word_spans
-from asrmask.instruments.quantities import QUANTITIES, expected
-from asrmask.instruments.tables import Table
-from asrmask.policy import Policy
-from asrmask.settings import Settings
-from asrmask.tokenizer import get_tokenizer
-from asrmask.transcriber import stream
-from asrmask.transcription import Segment, Word
-from asrmask.walk import Watcher
+from asrmask.inspection import inspection, page, pictures
+from asrmask.inspection.diagnosis import Diagnose
+from asrmask.inspection.inspection import N_BINS, Inspection, in_bins, word_spans
+from asrmask.inspection.quantities import QUANTITIES, expected
+from asrmask.model.policy import Policy
+from asrmask.reporting.tables import Table
+from asrmask.tokenizer.tokenizer import get_tokenizer
+from asrmask.transcription.api import stream
+from asrmask.transcription.result import Segment, Word
+from asrmask.transcription.settings import Settings
+from asrmask.transcription.window_loop import Callbacks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = ["--beam_size", "None", "--temperature_increment_on_fallback", "None"]
@@ -147,7 +147,7 @@ def test_differences_are_of_the_same_windows(out):
 
 def test_a_layer_that_recorded_nothing_is_named_and_hatched(model, clips, tmp_path, monkeypatch):
     """A recorder that never hears layer 1 of the encoder."""
-    from asrmask.instruments.quantities import Meter
+    from asrmask.inspection.quantities import Meter
 
     heard = Meter.__call__
     monkeypatch.setattr(
@@ -327,7 +327,7 @@ def test_the_diagnosis_is_what_inspect_says(model, clips, out):
         model,
         clips[0],
         Settings(temperature=0.0, word_timestamps=True),
-        watch=Watcher(heard=Diagnose(model)),
+        callbacks=Callbacks(on_window=Diagnose(model)),
     )
     (segment,) = running
     told = next(row for row in rows(out / "segments.csv") if clips[0].name in row["file"])
@@ -338,10 +338,14 @@ def test_the_diagnosis_is_what_inspect_says(model, clips, out):
 
 def test_where_no_padding_is_seen_there_is_nothing_to_diagnose(model, clips):
     settings = Settings(temperature=0.0, padding="trim", policy_fallback=False)
-    for segment in stream(model, clips[1], settings, watch=Watcher(heard=Diagnose(model))):
+    for segment in stream(
+        model, clips[1], settings, callbacks=Callbacks(on_window=Diagnose(model))
+    ):
         assert segment.diagnosis.to_dict() == {"padding_s": 0.0}
     settings = Settings(temperature=0.0, padding="virtual")
-    for segment in stream(model, clips[1], settings, watch=Watcher(heard=Diagnose(model))):
+    for segment in stream(
+        model, clips[1], settings, callbacks=Callbacks(on_window=Diagnose(model))
+    ):
         assert segment.diagnosis.padding_s == pytest.approx(24.7)
 
 
@@ -349,7 +353,10 @@ def test_a_watcher_hears_every_window_with_its_options(model, samples):
     whole = np.concatenate([read_flac(path) for path in samples] * 2) / np.float32(32768)
     heard = []
     running = stream(
-        model, Recording.of(whole), Settings(temperature=0.0), watch=Watcher(heard=heard.append)
+        model,
+        Recording.of(whole),
+        Settings(temperature=0.0),
+        callbacks=Callbacks(on_window=heard.append),
     )
     text = running.result().text
     assert len(heard) >= 2

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asrmask.errors import OptionError
-from asrmask.instruments import aggregate
-from asrmask.instruments.online import Moments, Tally, total
+from asrmask.inspection import aggregate
+from asrmask.inspection.online import Moments, Tally, heads_table, total
 
 X = torch.tensor([[[1.0, 10.0], [2.0, 20.0], [6.0, 60.0], [8.0, 80.0]]])  # one sample, N = 4
 NAN = [math.nan, math.nan]
@@ -226,3 +226,32 @@ def test_tallies_of_two_processes_add_up_and_name_what_is_missing():
     assert joined.missing == ["encoder.0.self entropy", "decoder.0.cross"]
     joined.add({expected[1]: np.array([[math.nan, math.nan]])})  # a sample, but without data
     assert "encoder.0.self entropy" in joined.missing
+
+
+def test_heads_are_ranked_by_their_mean_and_those_without_data_left_out():
+    tally = Tally()
+    tally.add(
+        {("decoder.0.cross", "padding"): np.array([[0.2, 0.5, math.nan], [0.4, 0.7, math.nan]])}
+    )
+    tally.add({("decoder.1.cross", "padding"): np.array([[0.5], [0.5]])})
+    tally.add({("decoder.0.self", "padding"): np.array([[0.9], [0.9]])})
+    tally.add({("decoder.0.cross", "entropy"): np.array([[2.0, 3.0, 4.0]])})
+    found = tally.ranked("decoder.cross", "padding")
+    assert [(row.place, row.head) for row in found] == [
+        ("decoder.0.cross", 1),
+        ("decoder.1.cross", 0),
+        ("decoder.0.cross", 0),
+    ]
+    same([row.mean for row in found], [0.6, 0.5, 0.3])
+    assert found[0].low < 0.6 < found[0].high
+
+
+def test_the_table_of_heads_has_a_row_for_every_head_and_none_where_there_is_no_data():
+    tally = Tally()
+    tally.add({("encoder.1.self", "padding"): np.array([[0.25, math.nan]] * 2)})
+    table = heads_table([("full", tally), ("full", tally)], "policy", "clips")
+    assert table.csv().splitlines() == [
+        "policy,attention,layer,head,quantity,clips,mean,low,high",
+        *["full,encoder.self,1,0,padding,2,0.25,0.25,0.25", "full,encoder.self,1,1,padding,0,,,"]
+        * 2,
+    ]

@@ -7,19 +7,22 @@ import numpy as np
 import pytest
 import torch
 
-from asrmask import masks
-from asrmask.audio import Recording, Spectrogram
-from asrmask.decoding import decode
-from asrmask.encoding import encode, plan
+from asrmask.audio.recording import Recording
+from asrmask.audio.spectrogram import Spectrogram
+from asrmask.decoding.task import decode
 from asrmask.errors import OptionError
-from asrmask.instruments.ground import Ground, of_encoder, of_memory
-from asrmask.instruments.measure import Text, measure, read, stacked
-from asrmask.instruments.openai import OpenAI
-from asrmask.instruments.quantities import DEFINED, Meter, Scope, expected, kind_of
-from asrmask.instruments.recording import Keeper, both
-from asrmask.instruments.subject import Own, Readout
-from asrmask.model import ModelDimensions, Whisper
-from asrmask.policy import Policy
+from asrmask.inspection.inspected_model import AsrmaskModel, Readout
+from asrmask.inspection.key_labels import KeyLabels, cross_key_labels, encoder_key_labels
+from asrmask.inspection.measure import Text, measure, read, stacked
+from asrmask.inspection.openai import OpenAI
+from asrmask.inspection.quantities import DEFINED, Meter, Scope, expected, kind_of
+from asrmask.inspection.recording import Keeper, both
+from asrmask.model import masks
+from asrmask.model.attention import KeyValues
+from asrmask.model.dimensions import ModelDimensions
+from asrmask.model.encoding import encode, plan
+from asrmask.model.policy import Policy
+from asrmask.model.whisper import Whisper
 
 POLICIES = [
     *("full", "full,positions=last", "mask:encoder", "mask:cross", "mask:both", "trim"),
@@ -35,7 +38,7 @@ def bits(*rows):
 
 
 def test_the_ground_of_two_clips_in_a_batch():
-    ground = Ground.of([2, 60], 61, speech=[[(0.0, 0.02)], [(0.1, 0.2), (1.0, 99.0)]])
+    ground = KeyLabels.of([2, 60], 61, speech=[[(0.0, 0.02)], [(0.1, 0.2), (1.0, 99.0)]])
     assert ground.audio.sum(dim=1).tolist() == [2, 60]
     assert ground.padding.sum(dim=1).tolist() == [59, 1]
     assert ground.last_second[0].nonzero().flatten().tolist() == [0, 1]  # shorter than a second
@@ -45,16 +48,16 @@ def test_the_ground_of_two_clips_in_a_batch():
 
 
 def test_the_ground_knows_padding_in_front_hidden_keys_and_counts():
-    last = Ground.of([2], 5, offsets=[3], mask=masks.padding([3], 5, last=True))
+    last = KeyLabels.of([2], 5, offsets=[3], mask=masks.padding([3], 5, last=True))
     assert last.audio[0].tolist() == [False, False, False, True, True]
     assert last.padding[0].tolist() == [False, False, True, False, False]
     assert last.starts[0].tolist() == [-3, -2, -1, 0, 1]
-    virtual = Ground.of([2], 5, mask=masks.counted(torch.tensor([[1, 1, 1, 16, 7]])))
+    virtual = KeyLabels.of([2], 5, mask=masks.counted(torch.tensor([[1, 1, 1, 16, 7]])))
     assert virtual.counts[0].tolist() == [1, 1, 1, 16, 7]
     assert virtual.starts[0].tolist() == [0, 1, 2, 3, 19]
     assert virtual.padding[0].tolist() == [False, False, True, True, True]
     with pytest.raises(OptionError, match="audio must be 1 position or more of 3 keys"):
-        Ground.of([4], 3)
+        KeyLabels.of([4], 3)
 
 
 def test_the_ground_of_a_memory_whose_mask_hides_audio_at_both_ends(model):
@@ -62,15 +65,17 @@ def test_the_ground_of_a_memory_whose_mask_hides_audio_at_both_ends(model):
     visible = torch.zeros(1, 1, 1, 1500, dtype=torch.bool)
     visible[..., [8, 9, 20, 99, 200]] = True
     with torch.inference_mode():
-        memory = model.decoder.remember(torch.zeros(1, 1500, model.dims.n_audio_state), visible)
-    ground = of_memory(memory, [100], [[(0.18, 0.4)]])
+        encoded = model.decoder.cross_attention_cache(
+            torch.zeros(1, 1500, model.dims.n_audio_state), visible
+        )
+    ground = cross_key_labels(encoded, [100], [[(0.18, 0.4)]])
     assert ground.starts[0, [0, -1]].tolist() == [8, 200]
     seen = ground.counts[0] > 0
     assert ground.starts[0][seen].tolist() == [8, 9, 20, 99, 200]
     assert ground.audio[0][seen].tolist() == [True, True, True, True, False]
     assert ground.speech[0][seen].tolist() == [False, True, False, False, False]
     assert ground.padding[0].nonzero().flatten().tolist() == [192]
-    long = of_memory(memory, [1500])
+    long = cross_key_labels(encoded, [1500])
     assert long.audio.all()
     assert not long.padding.any()
 
@@ -83,8 +88,11 @@ def test_the_ground_of_a_policy_has_all_positions_that_can_be_seen(model, policy
     window = Spectrogram(Recording.of(np.zeros(n * 320, np.float32)), 80).window(
         0, 2 * n, fill=policy.fill
     )
-    memory = encode(model, [window], policy)
-    cross, encoder = of_memory(memory, [n]), of_encoder(plan(policy, [visible]), [n])
+    encoded = encode(model, [window], policy)
+    cross, encoder = (
+        cross_key_labels(encoded, [n]),
+        encoder_key_labels(plan(policy, [visible]), [n]),
+    )
     hides = {"mask:encoder": (True, False), "mask:cross": (False, True)}
     in_encoder, in_cross = hides.get(policy.kind, (policy.kind not in {"full", "virtual"},) * 2)
     for ground, hidden in ((encoder, in_encoder), (cross, in_cross)):
@@ -120,7 +128,7 @@ WEIGHTS = torch.tensor(
 
 
 def test_masses_and_entropy_by_hand():
-    ground = Ground.of([2], 4, speech=[[(0.0, 0.02)]])  # keys: speech, pause, padding, padding
+    ground = KeyLabels.of([2], 4, speech=[[(0.0, 0.02)]])  # keys: speech, pause, padding, padding
     meter = Meter(Stub(), {"decoder.cross": Scope(bits([1, 1, 1, 0]), ground)})
     meter("decoder.0.cross", "weights", WEIGHTS)
     value = {name: v.item() for (_, name), v in meter.values.items()}
@@ -135,8 +143,8 @@ def test_masses_and_entropy_by_hand():
 
 def test_a_key_that_stands_for_several_positions_counts_with_its_weight():
     """One key for 16 positions is 16 keys with a 16th of its weight each."""
-    wide = Ground.of([1], 2, mask=masks.counted(torch.tensor([[1, 16]])))
-    each = Ground.of([1], 17)
+    wide = KeyLabels.of([1], 2, mask=masks.counted(torch.tensor([[1, 16]])))
+    each = KeyLabels.of([1], 17)
     row = torch.tensor([0.2, *[0.05] * 16])
     found = []
     for ground, weights in ((wide, torch.tensor([0.2, 0.8])), (each, row)):
@@ -150,7 +158,7 @@ def test_a_key_that_stands_for_several_positions_counts_with_its_weight():
 
 
 def test_norms_by_hand():
-    meter = Meter(Stub(), {"encoder.self": Scope(bits([1, 0, 1]), Ground.of([1], 3))})
+    meter = Meter(Stub(), {"encoder.self": Scope(bits([1, 0, 1]), KeyLabels.of([1], 3))})
     meter("encoder.0.self", "outputs", torch.tensor([2.0, 100.0, -4.0])[None, None, :, None])
     assert meter.values["encoder.0.self", "output_norm"].item() == pytest.approx(3)
     assert meter.values["encoder.0.self", "contribution_norm"].item() == pytest.approx(15)
@@ -158,7 +166,7 @@ def test_norms_by_hand():
 
 def test_the_end_logit_by_hand():
     """The last real query is the second of three."""
-    meter = Meter(Stub(), {"decoder.cross": Scope(bits([1, 1, 0]), Ground.of([2], 3))}, 7)
+    meter = Meter(Stub(), {"decoder.cross": Scope(bits([1, 1, 0]), KeyLabels.of([2], 3))}, 7)
     weights = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.25, 0.25], [0.0, 0.0, 1.0]])
     meter("decoder.0.cross", "weights", weights[None, None])
     meter("decoder.0.cross", "values", torch.tensor([2.0, 4.0, 8.0])[None, None, :, None])
@@ -170,7 +178,7 @@ def test_the_end_logit_by_hand():
 
 
 def test_where_there_is_no_padding_there_is_no_data_rather_than_0():
-    meter = Meter(Stub(), {"encoder.self": Scope(bits([1, 1]), Ground.of([2], 2))})
+    meter = Meter(Stub(), {"encoder.self": Scope(bits([1, 1]), KeyLabels.of([2], 2))})
     meter("encoder.0.self", "weights", torch.tensor([[0.5, 0.5], [1.0, 0.0]])[None, None])
     assert np.isnan(meter.values["encoder.0.self", "padding"]).all()
     assert np.isnan(meter.values["encoder.0.self", "speech"]).all()  # nobody has said where
@@ -198,13 +206,13 @@ def test_all_shares_of_the_end_logit_add_up_where_nothing_else_speaks():
             torch.nn.init.zeros_(module.bias)
     tokens = torch.randint(60, (1, 5))
     with torch.inference_mode():
-        memory = small.decoder.remember(torch.randn(1, 6, 8))
-        ground = Ground.of([4], 6)
-        meter = Meter(Own(small), {"decoder.cross": Scope(bits([1] * 5), ground)}, 11)
+        encoded = small.decoder.cross_attention_cache(torch.randn(1, 6, 8))
+        ground = KeyLabels.of([4], 6)
+        meter = Meter(AsrmaskModel(small), {"decoder.cross": Scope(bits([1] * 5), ground)}, 11)
         keeper = Keeper(dims, "decoder.*.residual")
-        x, _ = small.decoder(tokens, memory, small.decoder.cache(1, 5), both(meter, keeper))
+        x, _ = small.decoder(tokens, encoded, small.decoder.cache(1, 5), both(meter, keeper))
         logit = small.decoder.logits(x)[0, -1, 11]
-        readout = Own(small).readout(11)
+        readout = AsrmaskModel(small).readout(11)
         biases = sum(block.cross_attn.out.bias for block in small.decoder.blocks)
         rest = keeper.kept["decoder.input.residual"][0, -1] + biases
         width = readout.width(keeper.kept["decoder.2.residual"][0, -1])
@@ -229,22 +237,25 @@ def test_the_share_of_padding_is_what_a_head_without_it_lacks(model, heard):
     """Values of padding set to 0 in one head: what its output loses, through the projection."""
     window, text = heard
     layer, head, n = 2, 3, window.n_positions
-    memory = encode(model, [window])
-    meter, _ = read(model, memory, n, text)
+    encoded = encode(model, [window])
+    meter, _ = read(model, encoded, n, text)
     row = text.row(448)
 
-    def passed(memory):
+    def passed(encoded):
         keeper = Keeper(model.dims, f"decoder.{layer}.cross.outputs", "decoder.3.residual")
-        model.decoder(row, memory, model.decoder.cache(*row.shape), keeper)
+        model.decoder(row, encoded, model.decoder.cache(*row.shape), keeper)
         outputs = keeper.kept[f"decoder.{layer}.cross.outputs"]
-        joined = model.decoder.blocks[layer].cross_attn.merged(outputs)
+        joined = model.decoder.blocks[layer].cross_attn.out(outputs.transpose(1, 2).flatten(2))
         return joined[0, -1], keeper.kept["decoder.3.residual"][0, -1]
 
     with torch.inference_mode():
-        values = [v.clone() for v in memory.values]
-        values[layer][:, head, n:] = 0
-        whole, residual = passed(memory)
-        without, _ = passed(replace(memory, values=tuple(values)))
+        layers = list(encoded.layers)
+        ((keys, values, mask),) = layers[layer]
+        values = values.clone()
+        values[:, head, n:] = 0
+        layers[layer] = (KeyValues(keys, values, mask),)
+        whole, residual = passed(encoded)
+        without, _ = passed(replace(encoded, layers=tuple(layers)))
         norm, weight = model.decoder.ln, model.decoder.token_embedding.weight[text.end]
         width = (residual.var(unbiased=False) + norm.eps).sqrt()
 
@@ -312,7 +323,7 @@ def test_openai_whisper_measures_the_same(model, upstream_model, heard):
     n = window.n_positions
     ours = measure(model, window, Policy(), text)
     subject = OpenAI(upstream_model)
-    ground = Ground.of([n], 1500)
+    ground = KeyLabels.of([n], 1500)
     row, queries = text.row(448), text.queries(448)
     scopes = {
         "encoder.self": Scope(ground.audio, ground),

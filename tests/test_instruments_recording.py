@@ -3,16 +3,18 @@
 import pytest
 import torch
 
-from asrmask import masks
-from asrmask.audio import Recording, Spectrogram
-from asrmask.encoding import encode
-from asrmask.errors import OptionError
-from asrmask.instruments import recording
-from asrmask.instruments.openai import OpenAI
-from asrmask.instruments.recording import ATTENTION, Keeper, attention_places, both, names
-from asrmask.instruments.subject import Own
-from asrmask.model import ModelDimensions, Whisper
-from asrmask.policy import Policy
+from asrmask.audio.recording import Recording
+from asrmask.audio.spectrogram import Spectrogram
+from asrmask.errors import MissingPackageError, OptionError
+from asrmask.inspection import recording
+from asrmask.inspection.inspected_model import AsrmaskModel
+from asrmask.inspection.openai import OpenAI
+from asrmask.inspection.recording import ATTENTION, Keeper, attention_places, both, names
+from asrmask.model import masks
+from asrmask.model.dimensions import ModelDimensions
+from asrmask.model.encoding import encode
+from asrmask.model.policy import Policy
+from asrmask.model.whisper import Whisper
 
 POLICIES = [
     *("full", "full,positions=last", "mask:encoder", "mask:cross", "mask:both,margin=0.5"),
@@ -30,7 +32,7 @@ def window(sample, model):
 @pytest.fixture(scope="module")
 def own(model, window):
     """Everything that a pass records, its features and its logits."""
-    return everything(Own(model), window)
+    return everything(AsrmaskModel(model), window)
 
 
 def everything(subject, window):
@@ -71,11 +73,15 @@ def test_the_residual_stream_is_what_the_last_norm_reads(own, model):
     assert torch.allclose(read, logits, atol=1e-4)
 
 
+def tensors(encoded):
+    return [encoded.features, *(group.keys for (group,) in encoded.layers)]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_recording_changes_nothing_under_any_policy(model, window, policy):
     keeper = Keeper(model.dims, "encoder.*.weights", "encoder.*.residual")
     plain, seen = encode(model, [window], policy), encode(model, [window], policy, keeper)
-    for a, b in zip((plain.features, *plain.keys), (seen.features, *seen.keys), strict=True):
+    for a, b in zip(tensors(plain), tensors(seen), strict=True):
         assert (a - b).norm() < 1e-5 * a.norm()
     assert keeper.missing == []
     for name, weights in keeper.kept.items():
@@ -111,7 +117,7 @@ def test_weights_equal_openai_whispers_with_its_fast_attention_off(own, upstream
 
 
 def test_openai_whisper_is_as_fast_as_before_afterwards(upstream_model, window):
-    from asrmask import upstream
+    from asrmask.systems import upstream
 
     attention = upstream.whisper().model.MultiHeadAttention
     everything(OpenAI(upstream_model), window)
@@ -122,8 +128,8 @@ def test_openai_whisper_is_as_fast_as_before_afterwards(upstream_model, window):
 
 def test_weights_equal_hugging_faces(own, model, window):
     pytest.importorskip("transformers", reason="the optional package transformers is not installed")
-    from asrmask.huggingface import twin
-    from asrmask.instruments.huggingface import HuggingFace
+    from asrmask.inspection.huggingface import HuggingFace
+    from asrmask.systems.huggingface import twin
 
     subject = HuggingFace(twin(model, attention="eager"))
     assert subject.dims == model.dims
@@ -133,14 +139,14 @@ def test_weights_equal_hugging_faces(own, model, window):
     assert torch.allclose(own[1], features, atol=1e-4)
     assert torch.allclose(own[2], logits, atol=1e-3)
     for place in attention_places(model.dims):
-        assert torch.equal(subject.projection(place), Own(model).projection(place)), place
-    assert torch.equal(subject.readout(7).embedding, Own(model).readout(7).embedding)
+        assert torch.equal(subject.projection(place), AsrmaskModel(model).projection(place)), place
+    assert torch.equal(subject.readout(7).embedding, AsrmaskModel(model).readout(7).embedding)
 
 
 def test_hugging_faces_fast_attention_is_refused(model):
     pytest.importorskip("transformers", reason="the optional package transformers is not installed")
-    from asrmask.huggingface import twin
-    from asrmask.instruments.huggingface import HuggingFace
+    from asrmask.inspection.huggingface import HuggingFace
+    from asrmask.systems.huggingface import twin
 
     with pytest.raises(OptionError, match="attn_implementation=\"eager\", got 'sdpa'"):
         HuggingFace(twin(model))
@@ -149,11 +155,12 @@ def test_hugging_faces_fast_attention_is_refused(model):
 def test_without_transformers_a_line_says_how_to_get_it(monkeypatch):
     import sys
 
-    from asrmask import huggingface
+    from asrmask.systems import huggingface
 
     monkeypatch.setitem(sys.modules, "transformers", None)
     huggingface.transformers.cache_clear()
-    with pytest.raises(OptionError, match=r"needs the package transformers, got none: pip install"):
+    told = r"needs transformers: pip install 'asrmask\[transformers\]'$"
+    with pytest.raises(MissingPackageError, match=told):
         huggingface.transformers()
     huggingface.transformers.cache_clear()
 

@@ -17,13 +17,15 @@ import torch
 from conftest import ROOT
 from media import at_rate, encode, read_flac, unreadable, wav
 
-from asrmask import batches, cli, jobs, transcriber
-from asrmask.audio import Recording
+from asrmask import cli, console
+from asrmask.audio.recording import Recording
 from asrmask.cli import transcribe as command
-from asrmask.decoding import DecodingOptions
+from asrmask.decoding.options import DecodingOptions
 from asrmask.errors import AudioError, OptionError
-from asrmask.settings import Settings
-from asrmask.walk import Ask, Walk
+from asrmask.transcription import jobs, scheduler, stream
+from asrmask.transcription.api import transcribe_all
+from asrmask.transcription.settings import Settings
+from asrmask.transcription.window_loop import DecodeRequest, WindowLoop
 
 QUICK = ["--beam_size", "None", "--temperature_increment_on_fallback", "None", "--threads", "1"]
 DEADLINE_S = 120
@@ -239,8 +241,8 @@ def test_interrupted_between_files_says_what_is_left(monkeypatch, tmp_path, caps
 
 def test_lines_are_for_whole_parts_or_seconds_apart(monkeypatch, capsys):
     now = 0.0
-    monkeypatch.setattr(jobs.time, "monotonic", lambda: now)
-    advance = jobs.Lines()
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    advance = console.Lines()
     advance(40, 100)  # an earlier run did 40
     for seconds, done, is_whole in ((1, 41, False), (2, 50, True), (3, 51, False), (30, 70, False)):
         now = float(seconds)
@@ -357,9 +359,15 @@ def fail_at(monkeypatch, place, name, n_frames):
     function = getattr(place, name)
 
     def failing(*arguments):
-        windows = [walk.ask.window for walk in arguments if isinstance(walk, Walk) and walk.ask]
-        windows += [ask.window for asks in arguments if isinstance(asks, list) for ask in asks]
-        windows += [ask.window for ask in arguments if isinstance(ask, Ask)]
+        windows = [
+            loop.request.window
+            for loop in arguments
+            if isinstance(loop, WindowLoop) and loop.request
+        ]
+        windows += [
+            one.window for several in arguments if isinstance(several, list) for one in several
+        ]
+        windows += [one.window for one in arguments if isinstance(one, DecodeRequest)]
         if any(window.n_frames == n_frames for window in windows):
             raise RuntimeError("nobody\nthought of it")
         return function(*arguments)
@@ -370,10 +378,10 @@ def fail_at(monkeypatch, place, name, n_frames):
 @pytest.mark.parametrize(
     ("place", "name", "mode"),
     [
-        (Walk, "tell", QUICK),
-        (transcriber, "answer", QUICK),
-        (Walk, "tell", ["--fast", "--threads", "1"]),
-        (batches, "answer_all", ["--fast", "--threads", "1"]),
+        (WindowLoop, "send", QUICK),
+        (stream, "decode_request", QUICK),
+        (WindowLoop, "send", ["--fast", "--threads", "1"]),
+        (scheduler, "decode_batch", ["--fast", "--threads", "1"]),
     ],
 )
 def test_an_exception_that_nobody_thought_of_ends_one_file(
@@ -396,7 +404,7 @@ def test_an_exception_that_nobody_thought_of_ends_one_file(
 
 
 def test_the_traceback_of_a_defect_is_shown_if_asked_for(short, capfd, monkeypatch):
-    fail_at(monkeypatch, transcriber, "answer", 150)
+    fail_at(monkeypatch, stream, "decode_request", 150)
     monkeypatch.setenv("ASRMASK_DEBUG", "1")
     assert cli.main(["transcribe", str(short / "good0.wav"), "-f", "none", *QUICK]) == 1
     assert "Traceback (most recent call last)" in capfd.readouterr().err
@@ -405,9 +413,9 @@ def test_the_traceback_of_a_defect_is_shown_if_asked_for(short, capfd, monkeypat
 def test_a_window_that_fails_among_others_ends_the_call_for_all_in_python(
     model, short, monkeypatch
 ):
-    fail_at(monkeypatch, batches, "answer_all", 180)
+    fail_at(monkeypatch, scheduler, "decode_batch", 180)
     with pytest.raises(RuntimeError, match="nobody"):
-        batches.transcribe_all(model, sorted(short.iterdir())[:4], batch_size=4, temperature=0.0)
+        transcribe_all(model, sorted(short.iterdir())[:4], batch_size=4, temperature=0.0)
 
 
 # --- what is shown
@@ -469,10 +477,10 @@ def test_progress_follows_windows_that_have_no_text(model, capsys):
     silence = Recording.of(np.full(16_000 * 70, 1e-5, np.float32))
     seen = []
     shares = jobs.Shares(lambda done, total: seen.append((done, total)), 1)
-    watch = shares.of(jobs.Job("a.wav", {}), jobs.Opened(silence, [], False), None)
+    callbacks = shares.of(jobs.Job("a.wav", {}), None)
     settings = Settings(temperature=0.0, no_speech_threshold=0.0, logprob_threshold=None)
-    stream = transcriber.Stream(model, silence, settings, DecodingOptions(), watch)
-    assert list(stream) == []
+    running = stream.TranscriptionStream(model, silence, settings, DecodingOptions(), callbacks)
+    assert list(running) == []
     assert seen == [(pytest.approx(share), 1) for share in (3 / 7, 6 / 7, 1)]
 
 

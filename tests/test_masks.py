@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asrmask import masks
 from asrmask.errors import OptionError
+from asrmask.model import masks
 
 
 def test_causal_of_four_is_the_textbook_matrix():
@@ -48,31 +48,31 @@ def test_queries_must_be_among_the_keys(n_queries, n_keys):
 def test_a_row_with_nothing_visible_is_refused():
     mask = torch.ones(2, 1, 3, 4, dtype=torch.bool)
     mask[0, 0, 0, 1] = False
-    assert masks.checked(mask) is mask
+    assert masks.validated(mask) is mask
     mask[1, 0, 2] = False
     with pytest.raises(OptionError, match=r"nothing in rows .*\[\[1, 0, 2\]\]"):
-        masks.checked(mask)
+        masks.validated(mask)
 
 
 @pytest.mark.parametrize("mask", [torch.zeros(1, 1, 2, 2).int(), torch.ones(2, 2).bool()])
 def test_only_masks_and_biases_of_four_dimensions_are_taken(mask):
     with pytest.raises(OptionError, match=r"bool \(or a float bias\) of shape"):
-        masks.checked(mask)
+        masks.validated(mask)
 
 
 def test_a_mask_that_hides_nothing_is_none():
-    assert masks.checked(None) is None
-    assert masks.checked(torch.ones(2, 1, 1, 4, dtype=torch.bool)) is None
+    assert masks.validated(None) is None
+    assert masks.validated(torch.ones(2, 1, 1, 4, dtype=torch.bool)) is None
 
 
 def test_a_bias_has_numbers_and_minus_infinity():
     bias = masks.counted(torch.tensor([[1, 0, 16]]))
-    assert masks.checked(bias) is bias
+    assert masks.validated(bias) is bias
     for wrong in (torch.inf, torch.nan):
         with pytest.raises(OptionError, match="got \\+inf or NaN"):
-            masks.checked(torch.tensor([0.0, wrong])[None, None, None])
+            masks.validated(torch.tensor([0.0, wrong])[None, None, None])
     with pytest.raises(OptionError, match="something visible"):
-        masks.checked(masks.counted(torch.tensor([[0, 0]])))
+        masks.validated(masks.counted(torch.tensor([[0, 0]])))
 
 
 def test_a_counted_key_has_the_mass_of_that_many():

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from asrmask import masks
 from asrmask.errors import OptionError
-from asrmask.model import ModelDimensions, Whisper
+from asrmask.model import masks
+from asrmask.model.dimensions import ModelDimensions
+from asrmask.model.whisper import Whisper
 
 DIMS = ModelDimensions(
     n_mels=80,
@@ -40,11 +41,11 @@ def tokens():
 
 
 def by_chunks(model, tokens, features, size, cross_mask=None):
-    memory = model.decoder.remember(features, cross_mask)
+    encoded = model.decoder.cross_attention_cache(features, cross_mask)
     cache = model.decoder.cache(*tokens.shape)
     out = []
     for chunk in tokens.split(size, dim=1):
-        x, cache = model.decoder(chunk, memory, cache)
+        x, cache = model.decoder(chunk, encoded, cache)
         out.append(model.decoder.logits(x))
     return torch.cat(out, dim=1)
 
@@ -60,7 +61,8 @@ def test_cached_equals_whole_at_any_chunk_size(small, mel, tokens, size, masked)
 
 
 def test_cached_equals_whole_with_real_weights(model, sample):
-    from asrmask.audio import load_audio, log_mel_spectrogram, pad_or_trim
+    from asrmask.audio.recording import load_audio
+    from asrmask.audio.spectrogram import log_mel_spectrogram, pad_or_trim
 
     features = model.encode(log_mel_spectrogram(pad_or_trim(load_audio(sample)))[None])
     tokens = torch.randint(0, 50_000, (1, 30), generator=torch.Generator().manual_seed(0))

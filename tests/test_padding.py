@@ -8,8 +8,8 @@ import pytest
 from asrmask import load_audio, transcribe
 from asrmask.cli import main
 from asrmask.errors import OptionError
-from asrmask.policy import Policy
-from asrmask.settings import Settings
+from asrmask.model.policy import Policy
+from asrmask.transcription.settings import Settings
 
 
 @pytest.mark.parametrize("text", ["virtual", "trim,margin=2", "mask:encoder", "full"])
@@ -118,8 +118,8 @@ def test_masks_need_a_folder_for_the_picture(sample, tmp_path, capsys):
 
 
 def test_four_tokens_print_as_the_textbook_matrix():
-    from asrmask.encoding import plan
-    from asrmask.pictures import pictures, text
+    from asrmask.inspection.mask_pictures import pictures, text
+    from asrmask.model.encoding import plan
 
     encoder, decoder, cross = pictures(plan(Policy("mask:both"), [300]), list("abcd"))
     assert text(decoder).split("\n") == [
@@ -134,8 +134,8 @@ def test_four_tokens_print_as_the_textbook_matrix():
 
 
 def test_operations_of_full_are_those_of_the_shapes(model):
-    from asrmask.cost import encoder_operations, token_operations
-    from asrmask.encoding import plan
+    from asrmask.model.cost import encoder_operations, token_operations
+    from asrmask.model.encoding import plan
 
     full = plan(Policy(), [300])
     # FACTS: a full pass of tiny.en is about 37 GFLOP, without the decoder's keys and values

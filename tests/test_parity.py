@@ -3,15 +3,17 @@
 import pytest
 import torch
 
-from asrmask import DecodingOptions, Recording, Settings, Spectrogram, detect_language, upstream
-from asrmask.audio import N_FRAMES, load_audio
-from asrmask.comparison.against import OpenaiWhisper, run
-from asrmask.comparison.partings import first_parting
+from asrmask import DecodingOptions, Recording, Settings, Spectrogram, detect_language
+from asrmask.audio.constants import N_FRAMES
+from asrmask.audio.recording import load_audio
+from asrmask.comparison.divergence import first_divergence
+from asrmask.comparison.peers import OpenaiWhisper, run
 from asrmask.comparison.run import Comparison
 from asrmask.comparison.transcripts import first_difference
-from asrmask.corpus import Clip, from_manifest
-from asrmask.tokenizer import get_tokenizer
-from asrmask.transcription import Segment, Transcription, Word
+from asrmask.evaluation.corpus import Clip, from_manifest
+from asrmask.systems import upstream
+from asrmask.tokenizer.tokenizer import get_tokenizer
+from asrmask.transcription.result import Segment, Transcription, Word
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -150,7 +152,7 @@ def test_a_difference_is_found_and_placed(model, upstream_model, sample):
         changed.decoder.token_embedding.weight[third] *= 0.5
     ours = run(changed, load_audio(sample), ONE_TRY, options)
     _, attempts = opponent.transcribe(ours.samples, ONE_TRY, options)
-    parting = first_parting(changed, upstream_model, ours.attempts, attempts, ONE_TRY)
+    parting = first_divergence(changed, upstream_model, ours.attempts, attempts, ONE_TRY)
     assert parting.step == 3
     assert f"({third})" in parting.theirs
     assert parting.gap > 1e-3

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asrmask import audio, policy
+from asrmask.audio import constants
+from asrmask.audio.constants import N_POSITIONS
 from asrmask.errors import OptionError
-from asrmask.policy import KINDS, N_POSITIONS, Policy
+from asrmask.model import policy
+from asrmask.model.policy import KINDS, Policy
 
 fills = st.one_of(
     st.sampled_from(["zero", "silence"]),
@@ -86,8 +88,9 @@ def test_a_margin_is_a_number(margin):
 
 
 def test_units_are_those_of_the_front_end():
-    assert audio.FRAMES_PER_SECOND == audio.FRAMES_PER_POSITION * policy.POSITIONS_PER_SECOND
-    assert audio.N_FRAMES == audio.FRAMES_PER_POSITION * policy.N_POSITIONS
+    frames = constants.FRAMES_PER_POSITION
+    assert frames * constants.POSITIONS_PER_SECOND == constants.FRAMES_PER_SECOND
+    assert frames * constants.N_POSITIONS == constants.N_FRAMES
 
 
 def test_visible_positions():

@@ -5,8 +5,14 @@ from itertools import product
 
 import pytest
 
-from asrmask import score
-from asrmask.score import Errors, difference_interval, difference_p, least_p, most_that_differ
+from asrmask.evaluation import score
+from asrmask.evaluation.score import (
+    Errors,
+    clopper_pearson_upper,
+    difference_interval,
+    difference_p,
+    min_p,
+)
 
 
 def test_examples_in_the_docstrings():
@@ -58,7 +64,7 @@ def p_of(differences):
 def test_p_is_the_share_of_signs_by_hand():
     assert p_of([0, 0, 0]) == 1
     assert p_of([3]) == 1
-    assert p_of([5, 1, 2, 8, 60]) == 2 / 32 == least_p(5)
+    assert p_of([5, 1, 2, 8, 60]) == 2 / 32 == min_p(5)
     assert p_of([0, 0, 1, 3]) == 0.5  # a clip without a difference is no evidence
     differences = [3, -1, 4, 1, -5, 9, 2, -6, 5, 3]
     found = abs(sum(differences))
@@ -78,7 +84,7 @@ def test_p_is_as_rare_as_it_says_without_a_difference():
     ]
     for alpha in sorted(set(ps)):
         assert sum(p <= alpha for p in ps) / len(ps) <= alpha + 1e-12
-    assert min(ps) == least_p(len(sizes))
+    assert min(ps) == min_p(len(sizes))
 
 
 def test_clips_of_one_speaker_have_one_sign():
@@ -87,7 +93,9 @@ def test_clips_of_one_speaker_have_one_sign():
 
 
 def test_what_equal_texts_exclude():
-    assert most_that_differ(0, 5) == pytest.approx(1 - 0.05 ** (1 / 5))
-    assert most_that_differ(0, 3000) == pytest.approx(1 - 0.05 ** (1 / 3000))
-    assert most_that_differ(1, 10) == pytest.approx(0.39416, abs=1e-5)  # a table of Clopper-Pearson
-    assert most_that_differ(10, 10) == 1
+    assert clopper_pearson_upper(0, 5) == pytest.approx(1 - 0.05 ** (1 / 5))
+    assert clopper_pearson_upper(0, 3000) == pytest.approx(1 - 0.05 ** (1 / 3000))
+    assert clopper_pearson_upper(1, 10) == pytest.approx(
+        0.39416, abs=1e-5
+    )  # a table of Clopper-Pearson
+    assert clopper_pearson_upper(10, 10) == 1

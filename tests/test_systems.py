@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from asrmask import systems
-from asrmask.checkpoints import ctranslate2, read
-from asrmask.errors import OptionError
-from asrmask.score import errors
-from asrmask.systems import Decoding, Named, ct2, ggml
+from asrmask import extras, systems
+from asrmask.checkpoints import ctranslate2, ctranslate2_writer, ggml, read
+from asrmask.errors import MissingPackageError, OptionError
+from asrmask.evaluation.score import errors
+from asrmask.systems import DecodingSettings, Named
 from asrmask.systems.timer import Timer
-from asrmask.tokenizer import get_tokenizer
-from asrmask.upstream import normalizer
+from asrmask.systems.upstream import normalizer
+from asrmask.tokenizer.tokenizer import get_tokenizer
 
 # ------------------------------------------------------------------ names and settings
 
@@ -51,8 +51,9 @@ def test_values_of_settings_are_checked():
 
 
 def test_a_missing_package_is_told_with_the_way_to_install_it(monkeypatch):
-    monkeypatch.setattr(systems, "find_spec", lambda name: None)
-    with pytest.raises(OptionError, match="needs the package pywhispercpp, got none: pip install"):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    told = "^whisper.cpp needs pywhispercpp: pip install pywhispercpp$"
+    with pytest.raises(MissingPackageError, match=told):
         Named.parse("whisper.cpp").check()
 
 
@@ -102,7 +103,7 @@ def test_a_ggml_file_begins_with_the_model_and_has_every_weight():
 def test_a_ctranslate2_folder_gives_the_same_weights_back(tmp_path):
     pytest.importorskip("tokenizers", reason="tokenizers comes with faster-whisper")
     _, checkpoint = read("tiny.en")
-    ct2.write(tmp_path / "folder", checkpoint)
+    ctranslate2_writer.write(tmp_path / "folder", checkpoint)
     again = ctranslate2.read(tmp_path / "folder")
     assert again.dims == checkpoint.dims
     assert again.alignment_heads == checkpoint.alignment_heads
@@ -115,7 +116,9 @@ def test_a_tokenizer_file_gives_the_same_tokens(tmp_path):
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers comes with faster-whisper")
     for multilingual in (False, True):
         ours = get_tokenizer(multilingual)
-        ct2.write_tokenizer(tmp_path / "t.json", ours, list(ours.vocabulary.specials))
+        ctranslate2_writer.write_tokenizer(
+            tmp_path / "t.json", ours, list(ours.vocabulary.specials)
+        )
         theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "t.json"))
         for text in (" And so, my fellow Americans", " naïve café — 12,345 €", " 日本語です。"):
             tokens = theirs.encode(text, add_special_tokens=False).ids
@@ -128,11 +131,11 @@ def test_faster_whisper_hears_with_weights_written_for_it(samples, sample, tmp_p
     if find_spec("faster_whisper") is None:
         pytest.skip("faster-whisper is not installed")
     _, checkpoint = read("tiny.en")
-    ct2.write(tmp_path / "folder", checkpoint)
+    ctranslate2_writer.write(tmp_path / "folder", checkpoint)
     texts = []
     for weights in (systems.prepare(Named("faster-whisper", {}), "tiny.en", tmp_path), "folder"):
         system = systems.load(Named("faster-whisper", {}), str(tmp_path / weights), threads=1)
-        texts.append(system.transcribe(sample, Decoding(word_timestamps=True)))
+        texts.append(system.transcribe(sample, DecodingSettings(word_timestamps=True)))
     assert texts[0] == texts[1]
 
 
@@ -158,14 +161,14 @@ def test_every_system_hears_the_same_speech(text, samples, sample, tmp_path):
     if find_spec(kind.package) is None:
         pytest.skip(f"{kind.install} is not installed")
     system = systems.load(named, systems.prepare(named, "tiny.en", tmp_path), threads=1)
-    heard = system.transcribe(sample, Decoding(language="en"))
+    heard = system.transcribe(sample, DecodingSettings(language="en"))
     normalise = normalizer("en")
     assert errors(normalise(samples[sample]), normalise(heard.text)).wer < 0.2
     assert heard.segments
     times = [time for piece in heard.segments for time in (piece.start, piece.end)]
     assert times == sorted(times)
     assert all(type(time) is float for time in times)
-    assert system.transcribe_all([sample], Decoding(language="en")) == [heard]
+    assert system.transcribe_all([sample], DecodingSettings(language="en")) == [heard]
 
 
 # ------------------------------------------------------------------ parts

@@ -7,7 +7,7 @@ from whisper import tokenizer as upstream
 
 from asrmask import tokenizer
 from asrmask.errors import OptionError
-from asrmask.tokenizer import get_tokenizer
+from asrmask.tokenizer.tokenizer import get_tokenizer
 
 KINDS = {"english": (False, 99), "99 languages": (True, 99), "100 languages": (True, 100)}
 SPECIALS = ["eot", "sot", "sot_prev", "sot_lm", "transcribe", "translate", "no_speech"]

@@ -14,21 +14,21 @@ from asrmask import (
     Recording,
     Whisper,
     decode,
-    decoding,
     load_audio,
     load_model,
     log_mel_spectrogram,
     pad_or_trim,
     transcribe_all,
-    upstream,
 )
-from asrmask.audio import SAMPLE_RATE
+from asrmask.audio.constants import SAMPLE_RATE
+from asrmask.decoding import task
 from asrmask.errors import AudioError, OptionError
-from asrmask.model import ModelDimensions
-from asrmask.settings import Settings, sorted_out
-from asrmask.tokenizer import get_tokenizer
-from asrmask.transcriber import stream, transcribe
-from asrmask.walk import Prompt, Watcher
+from asrmask.model.dimensions import ModelDimensions
+from asrmask.systems import upstream
+from asrmask.tokenizer.tokenizer import get_tokenizer
+from asrmask.transcription.api import stream, transcribe
+from asrmask.transcription.settings import Settings, split_options
+from asrmask.transcription.window_loop import Callbacks, Prompt
 
 SAME = ("id", "seek", "start", "end", "text", "tokens", "temperature")
 
@@ -270,16 +270,16 @@ def test_a_multilingual_recording_has_its_language_window_by_window(monkeypatch,
     languages = iter(["de", "ja", "fr"])
     told = []
 
-    def language_of(model, memory, tokenizer):
+    def language_of(model, encoded, tokenizer):
         return [(next(languages), {})]
 
-    def spy(model, memory, prompts, *rest, **options):
+    def spy(model, encoded, prompts, *rest, **options):
         told.append(prompts[0].tolist())
-        return search(model, memory, prompts, *rest, **options)
+        return search(model, encoded, prompts, *rest, **options)
 
-    search = decoding.search
-    monkeypatch.setattr(decoding, "language_of", language_of)
-    monkeypatch.setattr(decoding, "search", spy)
+    search = task.search
+    monkeypatch.setattr(task, "language_of", language_of)
+    monkeypatch.setattr(task, "search", spy)
     asked = {
         "language": "en",
         "temperature": 0.0,
@@ -319,7 +319,7 @@ def test_languages_by_window(base_model, shared):
 @pytest.mark.parametrize("cut_at_pauses", [False, True])
 def test_windows_are_no_longer_than_chunk_length(model, speech, cut_at_pauses):
     sizes = []
-    watch = Watcher(attempt=lambda window, *rest: sizes.append(window.n_frames))
+    watch = Callbacks(on_attempt=lambda window, *rest: sizes.append(window.n_frames))
     settings = Settings(temperature=0.0, chunk_length=8, cut_at_pauses=cut_at_pauses)
     samples = speech[: 20 * SAMPLE_RATE]
     result = stream(model, samples, settings, DecodingOptions(sample_len=4), watch).result()
@@ -335,12 +335,12 @@ def test_chunk_lengths_that_cannot_be_are_refused_in_one_line(length):
 
 
 def test_options_have_faster_whisper_s_names_too():
-    settings, options = sorted_out({"log_prob_threshold": -0.5, "max_new_tokens": 7})
+    settings, options = split_options({"log_prob_threshold": -0.5, "max_new_tokens": 7})
     assert (settings.logprob_threshold, options.sample_len) == (-0.5, 7)
-    assert (settings, options) == sorted_out({"logprob_threshold": -0.5, "sample_len": 7})
+    assert (settings, options) == split_options({"logprob_threshold": -0.5, "sample_len": 7})
     told = "^log_prob_threshold is another name of logprob_threshold, got both$"
     with pytest.raises(OptionError, match=told):
-        sorted_out({"log_prob_threshold": -0.5, "logprob_threshold": -0.5})
+        split_options({"log_prob_threshold": -0.5, "logprob_threshold": -0.5})
 
 
 def test_prompt_keeps_the_initial_text_in_front_when_asked():

@@ -9,16 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asrmask import load_audio, transcriber
-from asrmask.audio import N_SAMPLES, SAMPLE_RATE, Recording
-from asrmask.batches import transcribe_all
+from asrmask import load_audio
+from asrmask.audio.constants import N_SAMPLES, SAMPLE_RATE
+from asrmask.audio.recording import Recording
+from asrmask.audio.vad import FRAME, VadOptions, probabilities, speech_spans
 from asrmask.errors import OptionError
-from asrmask.settings import Settings
-from asrmask.tokenizer import get_tokenizer
-from asrmask.transcriber import stream, transcribe
-from asrmask.transcription import Segment, Word
-from asrmask.vad import FRAME, Speech, VadOptions, probabilities, speech_spans
-from asrmask.walk import Prompt
+from asrmask.tokenizer.tokenizer import get_tokenizer
+from asrmask.transcription import stream as stream_module
+from asrmask.transcription.api import stream, transcribe, transcribe_all
+from asrmask.transcription.result import Segment, Word
+from asrmask.transcription.settings import Settings
+from asrmask.transcription.speech import Speech
+from asrmask.transcription.window_loop import Prompt
 
 SLACK_S = 0.3  # silence within the clips' own ends, and the width of a word's edge
 
@@ -234,7 +236,7 @@ def test_a_stream_has_the_times_of_the_recording_and_the_progress_of_its_speech(
 
 @pytest.mark.parametrize("nothing", [silence(40), noise(40)], ids=["silence", "noise"])
 def test_a_recording_without_speech_has_no_segments(model, monkeypatch, nothing):
-    monkeypatch.setattr(transcriber, "decode_memory", lambda *given: pytest.fail("was decoded"))
+    monkeypatch.setattr(stream_module, "decode_encoded", lambda *given: pytest.fail("was decoded"))
     result = transcribe(model, nothing, vad_filter=True)
     assert (result.text, result.segments, result.language) == ("", [], "en")
 
@@ -355,13 +357,13 @@ def test_hotwords_go_with_a_carried_prompt():
 def told(monkeypatch):
     """What the decoder was told in each window: its options."""
     seen = []
-    decode = transcriber.decode_memory
+    decode = stream_module.decode_encoded
 
-    def spy(model, memory, options):
+    def spy(model, encoded, options):
         seen.append(options)
-        return decode(model, memory, options)
+        return decode(model, encoded, options)
 
-    monkeypatch.setattr(transcriber, "decode_memory", spy)
+    monkeypatch.setattr(stream_module, "decode_encoded", spy)
     return seen
 
 

@@ -1,4 +1,4 @@
-"""Word times: the warping path and the rules on its words, against upstream's and by hand."""
+"""Word times: the warping path and the rules on its word_timing, against upstream's and by hand."""
 
 import doctest
 from itertools import product
@@ -9,13 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asrmask import upstream, words
-from asrmask.transcription import Segment, Word
-from asrmask.words import Timing, attention_map, merge_punctuations, warp
+from asrmask.systems import upstream
+from asrmask.transcription import word_timing
+from asrmask.transcription.result import Segment, Word
+from asrmask.transcription.word_timing import Timing, attention_map, merge_punctuations, warp
 
 
 def test_examples_in_the_docstrings():
-    assert doctest.testmod(words).failed == 0
+    assert doctest.testmod(word_timing).failed == 0
 
 
 @given(st.integers(0, 2**31), st.integers(1, 12), st.integers(1, 30), st.booleans())
@@ -48,7 +49,7 @@ def test_attention_map_equals_upstream():
 
 def test_median_network_on_every_order():
     rows = torch.tensor(list(product([0.0, 1.0], repeat=7)))  # the 0-1 principle: enough for all
-    medians = words.median_of_seven(list(rows.T))
+    medians = word_timing.median_of_seven(list(rows.T))
     assert torch.equal(medians, rows.sort().values[:, 3])
 
 
@@ -60,8 +61,10 @@ def test_punctuation_goes_where_upstream_puts_it(texts):
     ours = [Timing(text, [i], 0.0, 1.0, 1.0) for i, text in enumerate(texts)]
     timing = upstream.whisper().timing
     theirs = [timing.WordTiming(text, [i], 0.0, 1.0, 1.0) for i, text in enumerate(texts)]
-    merge_punctuations(ours, words.PREPEND_PUNCTUATIONS, words.APPEND_PUNCTUATIONS)
-    timing.merge_punctuations(theirs, words.PREPEND_PUNCTUATIONS, words.APPEND_PUNCTUATIONS)
+    merge_punctuations(ours, word_timing.PREPEND_PUNCTUATIONS, word_timing.APPEND_PUNCTUATIONS)
+    timing.merge_punctuations(
+        theirs, word_timing.PREPEND_PUNCTUATIONS, word_timing.APPEND_PUNCTUATIONS
+    )
     assert [(t.word, t.tokens) for t in ours] == [(t.word, t.tokens) for t in theirs]
 
 
@@ -71,13 +74,13 @@ def segment(start, end, spoken):
 
 def test_end_is_the_last_word_or_the_last_segment():
     spoken = [Word(" a", 1.0, 2.0, 0.9)]
-    assert words.end_of([]) is None
-    assert words.end_of([segment(0, 5, [])]) == 5
-    assert words.end_of([segment(0, 5, spoken), segment(5, 9, [])]) == 2.0
+    assert word_timing.end_of([]) is None
+    assert word_timing.end_of([segment(0, 5, [])]) == 5
+    assert word_timing.end_of([segment(0, 5, spoken), segment(5, 9, [])]) == 2.0
 
 
 def test_a_text_without_words_has_no_times(model):
-    from asrmask.tokenizer import get_tokenizer
+    from asrmask.tokenizer.tokenizer import get_tokenizer
 
-    memory = model.decoder.remember(torch.zeros(1, 1500, 384))
-    assert words.align(model, get_tokenizer(False), [], memory, 3000) == []
+    encoded = model.decoder.cross_attention_cache(torch.zeros(1, 1500, 384))
+    assert word_timing.align(model, get_tokenizer(False), [], encoded, 3000) == []

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from whisper.utils import format_timestamp, get_writer
 
-from asrmask import writers
 from asrmask.errors import OptionError
-from asrmask.transcription import Segment, Transcription, Word
-from asrmask.writers import Layout, save
+from asrmask.transcription import writers
+from asrmask.transcription.result import Segment, Transcription, Word
+from asrmask.transcription.writers import SubtitleLayout, save
 
 FORMS = ["txt", "vtt", "srt", "tsv", "json"]
 
@@ -42,7 +42,7 @@ def ours(result, layout=None):
     """What we write: format → text."""
     files = {form: io.StringIO() for form in FORMS}
     for form, file in files.items():
-        writers.WRITERS[form](result, file, layout or Layout())
+        writers.WRITERS[form](result, file, layout or SubtitleLayout())
     return {form: file.getvalue() for form, file in files.items()}
 
 
@@ -50,7 +50,7 @@ def theirs(result, layout=None):
     """What openai-whisper writes: format → text."""
     files = {form: io.StringIO() for form in FORMS}
     for form, file in files.items():
-        options = vars(layout or Layout())
+        options = vars(layout or SubtitleLayout())
         get_writer(form, "").write_result(result.to_dict(), file=file, options=options)
     return {form: file.getvalue() for form, file in files.items()}
 
@@ -83,7 +83,7 @@ def transcriptions(draw):
 
 
 limits = st.none() | st.integers(1, 30)
-layouts = st.builds(Layout, st.booleans(), limits, st.none() | st.integers(1, 4), limits)
+layouts = st.builds(SubtitleLayout, st.booleans(), limits, st.none() | st.integers(1, 4), limits)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -99,7 +99,7 @@ def test_text_is_upstreams(segments, layout):
 @pytest.mark.parametrize("count", [None, 1, 2])
 @pytest.mark.parametrize("per_line", [None, 2])
 def test_files_are_upstreams_to_the_byte(tmp_path, highlight, width, count, per_line):
-    layout = Layout(highlight, width, count, per_line)
+    layout = SubtitleLayout(highlight, width, count, per_line)
     get_writer("all", str(tmp_path))(SPEECH.to_dict(), "theirs.wav", vars(layout))
     for form in FORMS:
         save(SPEECH, tmp_path / f"ours.{form}", form, layout)
@@ -115,7 +115,7 @@ def test_files_look_like_this():
     assert written["srt"].endswith("3\n00:00:07,000 --> 01:01:40,000\nan -> ill\tman.\n\n")
     assert '"language": "en"' in written["json"]
     assert "words" not in written["json"]
-    underlined = ours(SPEECH, Layout(highlight_words=True))["srt"]
+    underlined = ours(SPEECH, SubtitleLayout(highlight_words=True))["srt"]
     assert underlined.startswith("1\n00:00:00,000 --> 00:00:00,400\n<u>He</u> was not\n\n")
 
 
@@ -145,7 +145,7 @@ def test_a_line_for_the_terminal():
 @pytest.mark.parametrize("limit", [0, -3])
 def test_limits_below_one_are_refused(name, limit):
     with pytest.raises(OptionError, match=f"{name} must be 1 or more, got {limit}"):
-        Layout(**{name: limit})
+        SubtitleLayout(**{name: limit})
 
 
 def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

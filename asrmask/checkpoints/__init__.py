@@ -1,4 +1,4 @@
-"""Weights: one reader a file format, the official names, download and verification."""
+"""Model weights: a reader per file format, official names, download and verification."""
 
 import sys
 from dataclasses import replace
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from asrmask.checkpoints.checkpoint import Checkpoint
-    from asrmask.loaded import LoadedWhisper
+    from asrmask.transcription.api import TranscribingWhisper
 
 __all__ = ["available_models", "load_model"]
 
@@ -26,21 +26,21 @@ def load_model(
     in_memory: bool = False,
     compute_type: str | None = None,
     cpu_threads: int = 0,
-) -> "LoadedWhisper":
-    """A model by official name, or from a file or folder of weights.
+) -> "TranscribingWhisper":
+    """Load a model by official name, or from a file or folder of weights.
 
     name:          an official name (available_models()), an OpenAI .pt file, or a folder with
                    CTranslate2's model.bin or the hub's model.safetensors
     device:        default: the first GPU, else the CPU
-    download_root: where official files are kept; default: openai-whisper's cache folder
-    in_memory:     taken for openai-whisper's sake: weights are always read into memory
+    download_root: folder for official files; default: openai-whisper's cache folder
+    in_memory:     ignored, for compatibility with openai-whisper: weights are always in memory
     compute_type:  float32 (the default), float16, bfloat16, float64, or on a CPU int8
-    cpu_threads:   threads of PyTorch, for the whole process; 0: as they are
+    cpu_threads:   PyTorch's threads, set for the whole process; 0: unchanged
     """
     import torch
 
-    from asrmask import int8
     from asrmask.checkpoints.checkpoint import build
+    from asrmask.model import quantization
 
     compute_type = compute_type or "float32"
     if compute_type not in COMPUTE_TYPES:
@@ -64,12 +64,12 @@ def load_model(
     if compute_type != "int8":
         return build(checkpoint, path, device, getattr(torch, compute_type))
     model = build(checkpoint, path, device, None)
-    int8.quantise(model)
+    quantization.quantize(model)
     return model
 
 
 def read(name: str, download_root: str | None = None) -> "tuple[Path, Checkpoint]":
-    """The checkpoint of that name, and the file or folder it came from."""
+    """Read a checkpoint by name or path. Also returns the file or folder it came from."""
     from asrmask.checkpoints import download, registry
 
     if name in available_models():
@@ -91,7 +91,7 @@ def read(name: str, download_root: str | None = None) -> "tuple[Path, Checkpoint
         if path.exists():
             return path, _read(path)
         reason = f"{str(name)!r}"
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
+    except OSError as error:  # the name is too long, or the folder is not accessible
         reason = f"{str(name)[:80]!r} ({error.strerror})"
     raise CheckpointError(
         f"model must be one of {', '.join(available_models())}, or a path, got {reason}"
@@ -114,7 +114,7 @@ def _read(path: Path) -> "Checkpoint":
 
 
 class _bar:
-    """A progress bar for a download, shown once bytes arrive and standard error is a terminal."""
+    """A download progress bar, shown once bytes arrive and if standard error is a terminal."""
 
     def __init__(self, name: str):
         self.name = name

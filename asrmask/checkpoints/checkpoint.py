@@ -1,4 +1,4 @@
-"""What every reader of a file format gives back, and the model made from it."""
+"""The checkpoint that all readers return, and how to build a model from it."""
 
 import json
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from asrmask.errors import CheckpointError, brief, one_line
-from asrmask.loaded import LoadedWhisper
-from asrmask.model import ModelDimensions
+from asrmask.model.dimensions import ModelDimensions
+from asrmask.transcription.api import TranscribingWhisper
 
 Heads = tuple[tuple[int, int], ...]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -19,19 +19,19 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights under openai-whisper's parameter names, whatever file they came from.
+    """Weights under openai-whisper's parameter names, from any file format.
 
-    A reader sees to it that they have no more elements, all together, than twice its file has
-    bytes: what is done with them then takes memory in proportion to the file.
+    Readers ensure that the weights have at most twice as many elements as the file has bytes. This
+    keeps memory proportional to the file's size.
     """
 
     dims: ModelDimensions
     weights: dict[str, Tensor]
-    alignment_heads: Heads | None = None  # (layer, head); None: the file does not say
+    alignment_heads: Heads | None = None  # (layer, head); None: not in the file
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Read a JSON file that holds an object."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -44,7 +44,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def dimensions_from(numbers: object, path: Path) -> ModelDimensions:
-    """Dimensions as a file lists them, checked."""
+    """Validate the dimensions listed in a file."""
     if not isinstance(numbers, Mapping):
         raise CheckpointError(f"{path}: expected ten dimensions, got {type(numbers).__name__}")
     try:
@@ -54,7 +54,7 @@ def dimensions_from(numbers: object, path: Path) -> ModelDimensions:
 
 
 def heads_from(pairs: object, path: Path) -> Heads | None:
-    """Alignment heads as a config file lists them: [[layer, head], …]."""
+    """Parse alignment heads from a config file: [[layer, head], …]."""
     if pairs is None or pairs == []:
         return None
     try:
@@ -67,17 +67,17 @@ def heads_from(pairs: object, path: Path) -> Heads | None:
 
 def build(
     checkpoint: Checkpoint, path: Path, device: torch.device, dtype: torch.dtype | None
-) -> LoadedWhisper:
-    """The model with those weights, after checking that each is there and of the right shape.
+) -> TranscribingWhisper:
+    """Build a model, after checking that every weight is present and has the right shape.
 
-    The checkpoint's own are let go one by one. dtype: None: as they are
+    Weights are removed from the checkpoint one by one, to save memory. dtype: None: unchanged
     """
     dims, weights = checkpoint.dims, checkpoint.weights
     check(weights, dims, path)
-    with torch.device("meta"):  # shapes only: the weights come from the file
-        model = LoadedWhisper(dims)
+    with torch.device("meta"):  # shapes only: the weights follow
+        model = TranscribingWhisper(dims)
     contiguous = torch.contiguous_format
-    # copies: the file may be mapped into memory
+    # copy, because the file may be memory-mapped
     converted = {
         name: weights.pop(name).detach().to(device, dtype, copy=True, memory_format=contiguous)
         for name in list(weights)
@@ -96,10 +96,10 @@ def build(
 
 
 def check(weights: Mapping[str, Tensor], dims: ModelDimensions, path: Path) -> None:
-    """Refuse weights that are not those of a model of such dimensions.
+    """Raise CheckpointError if the weights do not fit the dimensions.
 
-    Nothing is computed or allocated from a dimension before a weight is seen to have it: the
-    numbers of a damaged file can be anything.
+    Each dimension is compared with a weight's shape before anything is computed or allocated from
+    it, because a damaged file can contain any number.
     """
     audio, text = dims.n_audio_state, dims.n_text_state
     _check_shapes(
@@ -120,9 +120,9 @@ def check(weights: Mapping[str, Tensor], dims: ModelDimensions, path: Path) -> N
             raise CheckpointError(
                 f"{path}: expected {n_layer} {part} layers, got weights of {len(layers)}"
             )
-    # one layer of each part is sketched, the others are like it
+    # build one encoder and one decoder layer; the others have the same shapes
     with torch.device("meta"):
-        sketch = LoadedWhisper(replace(dims, n_audio_layer=1, n_text_layer=1)).state_dict()
+        sketch = TranscribingWhisper(replace(dims, n_audio_layer=1, n_text_layer=1)).state_dict()
     expected = {
         name.replace(".blocks.0.", f".blocks.{i}."): tuple(weight.shape)
         for name, weight in sketch.items()

@@ -1,12 +1,13 @@
-"""CTranslate2 folders, as faster-whisper keeps them: config.json and model.bin.
+"""Read CTranslate2 folders, as faster-whisper uses them: config.json and model.bin.
 
 model.bin: uint32 version, string spec, uint32 revision, uint32 count; then each variable: string
-name, uint8 rank, uint32 dims…, uint8 dtype, uint32 bytes, data; then uint32 aliases, each a pair
-of strings. A string is a uint16 length, its final NUL included, and the bytes.
+name, uint8 rank, uint32 dims…, uint8 dtype, uint32 bytes, data; then uint32 count of aliases, each
+a pair of strings. A string is a uint16 length, which includes its final NUL, and the bytes.
 """
 
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -14,21 +15,77 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asrmask.checkpoints.checkpoint import (
-    Checkpoint,
-    dimensions_from,
-    heads_from,
-    json_object,
-)
+from asrmask.checkpoints.checkpoint import Checkpoint, dimensions_from, heads_from, json_object
 from asrmask.errors import CheckpointError, brief, one_line
-from asrmask.model import ModelDimensions
+from asrmask.model.dimensions import ModelDimensions
 
+VERSION, SPEC = 6, "WhisperSpec"
 DTYPES = {i: np.dtype(code) for i, code in enumerate(["<f4", "i1", "<i2", "<i4", "<f2"])}
 BFLOAT16 = 5
 
+# CTranslate2's modules in a layer → openai-whisper's; several if fused into one matrix by rows
+LAYER = {
+    "self_attention/linear_0": ("attn.query", "attn.key", "attn.value"),
+    "self_attention/linear_1": ("attn.out",),
+    "self_attention/layer_norm": ("attn_ln",),
+    "attention/linear_0": ("cross_attn.query",),
+    "attention/linear_1": ("cross_attn.key", "cross_attn.value"),
+    "attention/linear_2": ("cross_attn.out",),
+    "attention/layer_norm": ("cross_attn_ln",),
+    "ffn/linear_0": ("mlp.0",),
+    "ffn/linear_1": ("mlp.2",),
+    "ffn/layer_norm": ("mlp_ln",),
+}
+# modules outside of layers
+OUTSIDE = {
+    "encoder/conv1": "encoder.conv1",
+    "encoder/conv2": "encoder.conv2",
+    "encoder/layer_norm": "encoder.ln_post",
+    "decoder/layer_norm": "decoder.ln",
+}
+# weights outside of modules
+TABLES = {
+    "encoder/position_encodings/encodings": "encoder.positional_embedding",
+    "decoder/position_encodings/encodings": "decoder.positional_embedding",
+    "decoder/embeddings/weight": "decoder.token_embedding.weight",
+}
+PROJECTION = "decoder/projection/weight"  # output projection, tied to the token embedding
+
+
+def modules(dims: ModelDimensions) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield CTranslate2's name of every module and openai-whisper's names of its parts."""
+    for part, n_layer in (("encoder", dims.n_audio_layer), ("decoder", dims.n_text_layer)):
+        for i in range(n_layer):
+            for theirs, ours in LAYER.items():
+                if part == "decoder" or not theirs.startswith("attention/"):
+                    yield (
+                        f"{part}/layer_{i}/{theirs}",
+                        tuple(f"{part}.blocks.{i}.{name}" for name in ours),
+                    )
+    for theirs, name in OUTSIDE.items():
+        yield theirs, (name,)
+
+
+def parameters(module: str) -> tuple[str, str]:
+    """Return the names of a module's weight and bias.
+
+    >>> parameters("encoder/layer_norm")
+    ('encoder/layer_norm/gamma', 'encoder/layer_norm/beta')
+    """
+    names = ("gamma", "beta") if module.endswith("layer_norm") else ("weight", "bias")
+    return f"{module}/{names[0]}", f"{module}/{names[1]}"
+
+
+def has_bias(name: str) -> bool:
+    """Whether a module has a bias in openai-whisper; if not, CTranslate2 stores zeros.
+
+    Keys have none, because softmax would cancel it.
+    """
+    return not name.endswith(".key")
+
 
 def read(folder: Path) -> Checkpoint:
-    """The checkpoint in a CTranslate2 folder; quantised weights are brought back to floats."""
+    """Read a checkpoint from a CTranslate2 folder. Quantised weights are converted to floats."""
     path = folder / "model.bin"
     try:
         variables = _variables(path)
@@ -51,7 +108,7 @@ def _variables(path: Path) -> dict[str, Tensor]:
 
 
 def _variables_in(file: IO[bytes], path: Path) -> dict[str, Tensor]:
-    """Read piece by piece: the whole file beside its tensors would be twice the memory."""
+    """Read all variables, one at a time: reading the file at once would double the memory."""
     n_all = os.fstat(file.fileno()).st_size
 
     def read(n: int) -> bytes:
@@ -69,11 +126,11 @@ def _variables_in(file: IO[bytes], path: Path) -> dict[str, Tensor]:
 
     variables: dict[str, Tensor] = {}
     version = number("I")
-    if version != 6:
-        raise CheckpointError(f"{path}: CTranslate2 version must be 6, got {version}")
+    if version != VERSION:
+        raise CheckpointError(f"{path}: CTranslate2 version must be {VERSION}, got {version}")
     spec = text()
-    if spec != "WhisperSpec":
-        raise CheckpointError(f"{path}: expected a WhisperSpec, got {spec[:40]!r}")
+    if spec != SPEC:
+        raise CheckpointError(f"{path}: expected a {SPEC}, got {spec[:40]!r}")
     number("I")  # revision
     for _ in range(number("I")):
         name = text()
@@ -97,13 +154,13 @@ def _variables_in(file: IO[bytes], path: Path) -> dict[str, Tensor]:
         alias, name = text(), text()
         variables[alias] = variables[name]
         n_elements += variables[name].numel()
-    if n_elements > 2 * n_all:  # each element is a byte or more, and the embedding is there twice
+    if n_elements > 2 * n_all:  # elements have at least 1 byte; the embedding counts twice (alias)
         raise ValueError(f"{n_elements} elements in {n_all} bytes")
     return {name: _dequantised(name, variables) for name in variables}
 
 
 def _dequantised(name: str, variables: dict[str, Tensor]) -> Tensor:
-    """Integers over the scale that stands beside them: one a row for int8, one in all for int16."""
+    """Divide integers by their scale: one per row for int8, one per tensor for int16."""
     value = variables[name]
     scale = variables.get(f"{name}_scale")
     if scale is None:
@@ -127,7 +184,7 @@ def _dimensions(variables: dict[str, Tensor]) -> dict[str, int]:
         "n_audio_ctx": n_audio_ctx,
         "n_audio_state": n_audio_state,
         "n_audio_head": int(variables["encoder/num_heads"]),
-        "n_audio_layer": _count(variables, "encoder/layer_") - 1,  # less the final layer_norm
+        "n_audio_layer": _count(variables, "encoder/layer_") - 1,  # minus the final layer_norm
         "n_vocab": variables["decoder/embeddings/weight"].shape[0],
         "n_text_ctx": n_text_ctx,
         "n_text_state": n_text_state,
@@ -137,47 +194,19 @@ def _dimensions(variables: dict[str, Tensor]) -> dict[str, int]:
 
 
 def _renamed(variables: dict[str, Tensor], dims: ModelDimensions) -> dict[str, Tensor]:
-    """openai-whisper's names; queries, keys and values are taken apart."""
+    """Rename weights to openai-whisper's names and split fused queries, keys and values."""
     rest = dict(variables)
     out: dict[str, Tensor] = {}
-
-    def norm(ours: str, theirs: str) -> None:
-        out[f"{ours}.weight"] = rest.pop(f"{theirs}/gamma")
-        out[f"{ours}.bias"] = rest.pop(f"{theirs}/beta")
-
-    def linear(ours: list[str], theirs: str) -> None:
-        weights = rest.pop(f"{theirs}/weight").chunk(len(ours))
-        biases = rest.pop(f"{theirs}/bias").chunk(len(ours))
-        for name, weight, bias in zip(ours, weights, biases, strict=True):
-            out[f"{name}.weight"] = weight
-            if not name.endswith(".key"):  # keys have no bias: the softmax would not see it
-                out[f"{name}.bias"] = bias
-
-    for part in ("encoder", "decoder"):
-        n_layer = dims.n_audio_layer if part == "encoder" else dims.n_text_layer
-        for i in range(n_layer):
-            ours, theirs = f"{part}.blocks.{i}", f"{part}/layer_{i}"
-            own = [f"{ours}.attn.{name}" for name in ("query", "key", "value")]
-            linear(own, f"{theirs}/self_attention/linear_0")
-            linear([f"{ours}.attn.out"], f"{theirs}/self_attention/linear_1")
-            norm(f"{ours}.attn_ln", f"{theirs}/self_attention/layer_norm")
-            if part == "decoder":
-                cross = f"{ours}.cross_attn"
-                linear([f"{cross}.query"], f"{theirs}/attention/linear_0")
-                linear([f"{cross}.key", f"{cross}.value"], f"{theirs}/attention/linear_1")
-                linear([f"{cross}.out"], f"{theirs}/attention/linear_2")
-                norm(f"{ours}.cross_attn_ln", f"{theirs}/attention/layer_norm")
-            linear([f"{ours}.mlp.0"], f"{theirs}/ffn/linear_0")
-            linear([f"{ours}.mlp.2"], f"{theirs}/ffn/linear_1")
-            norm(f"{ours}.mlp_ln", f"{theirs}/ffn/layer_norm")
-    linear(["encoder.conv1"], "encoder/conv1")
-    linear(["encoder.conv2"], "encoder/conv2")
-    out["encoder.positional_embedding"] = rest.pop("encoder/position_encodings/encodings")
-    out["decoder.positional_embedding"] = rest.pop("decoder/position_encodings/encodings")
-    out["decoder.token_embedding.weight"] = rest.pop("decoder/embeddings/weight")
-    norm("encoder.ln_post", "encoder/layer_norm")
-    norm("decoder.ln", "decoder/layer_norm")
-    rest.pop("decoder/projection/weight", None)  # the embedding again
+    for theirs, ours in modules(dims):
+        weight, bias = parameters(theirs)
+        weights, biases = rest.pop(weight).chunk(len(ours)), rest.pop(bias).chunk(len(ours))
+        for name, own_weight, own_bias in zip(ours, weights, biases, strict=True):
+            out[f"{name}.weight"] = own_weight
+            if has_bias(name):
+                out[f"{name}.bias"] = own_bias
+    for theirs, name in TABLES.items():
+        out[name] = rest.pop(theirs)
+    rest.pop(PROJECTION, None)
     if extra := sorted(n for n in rest if n.endswith(("/weight", "/bias", "/gamma", "/beta"))):
         raise ValueError(f"{brief(extra[0])}, which no Whisper has")
     return out

@@ -1,4 +1,4 @@
-"""Fetching a file that is known by its sha256: resumed, verified, whole or not at all."""
+"""Download a file with a known SHA-256: resumable, verified and atomic."""
 
 import hashlib
 import http.client
@@ -14,10 +14,10 @@ from filelock import FileLock
 from asrmask.errors import CheckpointError, one_line
 
 BLOCK = 2**20  # bytes read at a time
-ATTEMPTS = 4  # connections that may break off in a row without bringing anything
+ATTEMPTS = 4  # give up after this many connections in a row that brought no data
 TIMEOUT_S = 30
 
-# called with the bytes that are here and the bytes there will be (None: the server does not say)
+# called with the bytes received so far and the total (None: unknown)
 Progress = Callable[[int, int | None], None]
 
 
@@ -30,10 +30,10 @@ def sha256_of(path: Path) -> str:
 
 
 def fetch(url: str, target: Path, sha256: str, progress: Progress | None = None) -> Path:
-    """`target`, once it holds exactly the bytes of that hash.
+    """Download `url` to `target` unless a file with that hash is there already. Returns `target`.
 
-    A file is at `target` only when it is whole and verified; what has come so far waits beside it
-    with the ending .part, and the next call goes on from there.
+    The file appears at `target` only when complete and verified. Partial downloads are kept beside
+    it with the suffix .part, and the next call resumes them.
     """
     try:
         if _is_whole(target, sha256):  # before the lock: the folder may be read-only
@@ -46,7 +46,7 @@ def fetch(url: str, target: Path, sha256: str, progress: Progress | None = None)
 
 def _is_whole(target: Path, sha256: str) -> bool:
     try:
-        # asked once: another process may take the file away between two questions
+        # a single stat: another process may remove the file between two calls
         if not stat.S_ISREG(target.stat().st_mode):
             raise CheckpointError(f"{target}: expected a file, got something else")
         return sha256_of(target) == sha256
@@ -56,11 +56,11 @@ def _is_whole(target: Path, sha256: str) -> bool:
 
 def _locked(url: str, target: Path, sha256: str, progress: Progress | None) -> Path:
     with FileLock(f"{target}.lock"):
-        if _is_whole(target, sha256):  # another process brought it while this one waited
+        if _is_whole(target, sha256):  # another process downloaded it while this one waited
             return target
         part = target.with_name(target.name + ".part")
         if target.exists():
-            # another program's interrupted download: go on with it, or with what is longer
+            # another program's interrupted download: resume from the longer file
             if part.exists() and part.stat().st_size >= target.stat().st_size:
                 target.unlink()
             else:
@@ -68,7 +68,7 @@ def _locked(url: str, target: Path, sha256: str, progress: Progress | None) -> P
         resumed = part.exists()
         _complete(url, part, progress)
         if sha256_of(part) != sha256 and resumed:
-            part.unlink()  # its beginning was not of this file
+            part.unlink()  # the resumed part was not from this file
             _complete(url, part, progress)
         got = sha256_of(part)
         if got != sha256:
@@ -81,7 +81,7 @@ def _locked(url: str, target: Path, sha256: str, progress: Progress | None) -> P
 
 
 def _complete(url: str, part: Path, progress: Progress | None) -> None:
-    """Bring `part` to the length that the server announces, over several connections if need be."""
+    """Download into `part` until it has the announced length, reconnecting if necessary."""
     failures = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
@@ -108,18 +108,18 @@ def _complete(url: str, part: Path, progress: Progress | None) -> None:
 
 
 def _connection(url: str, part: Path, offset: int, progress: Progress | None) -> bool:
-    """One request for what is missing; True when everything announced has come."""
+    """Request the missing bytes once. Returns True if all announced bytes have arrived."""
     request = urllib.request.Request(url, headers={"Range": f"bytes={offset}-"} if offset else {})
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and offset:  # nothing is missing, or the part is too long
+        if error.code == 416 and offset:  # the part is complete or too long
             error.close()
             return True
         raise
     with response:
         if response.status != 206:
-            offset = 0  # the server sends the whole file
+            offset = 0  # the server sends the file from its start
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
             raise http.client.HTTPException(f"another range than the one from byte {offset}")
         total = None if response.length is None else offset + response.length

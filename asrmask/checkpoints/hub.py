@@ -1,15 +1,10 @@
-"""Folders as the Hugging Face hub has them: config.json and model.safetensors, whole or sharded."""
+"""Read Hugging Face hub folders: config.json and model.safetensors, single or sharded."""
 
 from pathlib import Path
 
 from torch import Tensor
 
-from asrmask.checkpoints.checkpoint import (
-    Checkpoint,
-    dimensions_from,
-    heads_from,
-    json_object,
-)
+from asrmask.checkpoints.checkpoint import Checkpoint, dimensions_from, heads_from, json_object
 from asrmask.errors import CheckpointError, brief, one_line
 
 # config.json's names for the ten dimensions
@@ -26,7 +21,7 @@ DIMENSIONS = {
     "n_text_layer": "decoder_layers",
 }
 
-# the hub's part of a name → openai-whisper's, longest first
+# part of a hub name → openai-whisper's, longest first
 RENAMED = [
     ("self_attn_layer_norm", "attn_ln"),
     ("encoder_attn_layer_norm", "cross_attn_ln"),
@@ -48,7 +43,7 @@ RENAMED = [
 
 
 def read(folder: Path) -> Checkpoint:
-    """The checkpoint in a hub folder."""
+    """Read a checkpoint from a hub folder."""
     config = json_object(folder / "config.json")
     if config.get("model_type") != "whisper":
         raise CheckpointError(
@@ -62,7 +57,7 @@ def read(folder: Path) -> Checkpoint:
     weights = {
         renamed(name): tensor
         for name, tensor in _tensors(folder).items()
-        if name != "proj_out.weight"  # the embedding again
+        if name != "proj_out.weight"  # tied to the token embedding
     }
     generation = folder / "generation_config.json"
     heads = json_object(generation).get("alignment_heads") if generation.exists() else None
@@ -70,7 +65,7 @@ def read(folder: Path) -> Checkpoint:
 
 
 def renamed(name: str) -> str:
-    """openai-whisper's name of a hub weight.
+    """Return openai-whisper's name of a hub weight.
 
     >>> renamed("model.decoder.layers.1.encoder_attn.k_proj.weight")
     'decoder.blocks.1.cross_attn.key.weight'
@@ -91,7 +86,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         shards = json_object(index).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise CheckpointError(f"{index}: expected a weight_map, got {brief(shards)}")
-        for file in shards.values():  # an index must not lead out of its folder
+        for file in shards.values():  # an index must not refer to files outside its folder
             if not isinstance(file, str) or Path(file).name != file or file == "..":
                 raise CheckpointError(
                     f"{index}: expected names of files beside it, got {brief(file)}"

@@ -1,4 +1,4 @@
-"""OpenAI's own files: a .pt with `dims` and `model_state_dict`."""
+"""Read OpenAI's .pt files, which hold `dims` and `model_state_dict`."""
 
 import io
 import os
@@ -17,10 +17,10 @@ from asrmask.checkpoints.checkpoint import Checkpoint, dimensions_from
 from asrmask.errors import CheckpointError, brief, one_line, printable
 
 ZIP = b"PK\x03\x04"
-LEGACY_PICKLES = 5  # a magic number, a version, the system, the content, the storages' names
-MOST_PICKLE = 2**21  # bytes; that of the largest model has 2e5
+LEGACY_PICKLES = 5  # magic number, protocol version, system info, content, storage keys
+MOST_PICKLE = 2**21  # bytes; the largest model's pickle has 2e5
 MOST_NESTED = 100
-# what the pickle of a state dict asks for, beside storages and dtypes, which are torch's own
+# globals in the pickle of a state dict, besides storages and dtypes, which are in module torch
 GLOBALS = {
     "collections OrderedDict",
     "torch._utils _rebuild_tensor_v2",
@@ -29,20 +29,20 @@ GLOBALS = {
 
 
 def read(path: Path) -> Checkpoint:
-    """The checkpoint in a .pt file. Only tensors and plain data are taken from the pickle."""
+    """Read a checkpoint from a .pt file. Only tensors and plain data are unpickled."""
     try:
         is_zip = check(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of things that it then refuses anyway
-            # a mapped storage ends where the file does, whatever size the pickle gives it
+            warnings.simplefilter("ignore")  # torch warns about things that it then rejects
+            # mmap: a storage cannot extend beyond the file, whatever size the pickle claims
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except CheckpointError:
         raise
-    except Exception as error:  # a damaged pickle fails with whatever its bytes happen to say
+    except Exception as error:  # a damaged pickle can raise anything
         code = re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error)[:1000])
         if code:
             raise _asks_for(path, code[1]) from None
-        # what an unpickler says is advice that leads astray, or a bare number
+        # other messages of the unpickler are misleading advice or a bare number
         says = isinstance(error, RuntimeError | OSError | zipfile.BadZipFile)
         reason = one_line(error)[:120] if says else type(error).__name__
         raise _damaged(path, reason) from None
@@ -71,13 +71,13 @@ def read(path: Path) -> Checkpoint:
 
 
 def check(path: Path) -> bool:
-    """Refuse what would take more time or memory than its size tells; True: the file is a zip."""
+    """Reject files that need more time or memory than their size suggests. True: it is a zip."""
     with path.open("rb") as file:
         start = file.read(MOST_PICKLE)
         if start.startswith(ZIP):
             check_pickle(_pickle_in_zip(file, path), path)
             return True
-    # torch would unpack an archive of an old kind into a temporary folder
+    # torch would extract an old tar archive into a temporary folder
     if not start.startswith(b"\x80") or tarfile.is_tarfile(path):
         raise _damaged(path, f"{len(start)} bytes or more, beginning with {start[:8]!r}")
     several = io.BytesIO(start)
@@ -87,13 +87,13 @@ def check(path: Path) -> bool:
 
 
 def _pickle_in_zip(file: IO[bytes], path: Path) -> IO[bytes]:
-    """The pickle of a zip that holds its members as they are, as torch.save writes them."""
+    """Return the pickle in a zip of uncompressed members, as torch.save writes it."""
     n_all = file.seek(0, os.SEEK_END)
     file.seek(max(n_all - 98, 0))
     tail = file.read()
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
-        # torch finds the directory by the offset that is told, zipfile by where the file ends
+        # torch finds the central directory by its recorded offset, zipfile by the end of the file
         told, is_long = tail[-6:-2], tail[56:60] == b"PK\x06\x07"
         if is_long:
             told, place = tail[48:56], struct.unpack("<Q", tail[64:72])[0]
@@ -120,12 +120,12 @@ def _pickle_in_zip(file: IO[bytes], path: Path) -> IO[bytes]:
 
 
 def check_pickle(file: IO[bytes], path: Path) -> None:
-    """Refuse a pickle that asks for more than tensors need, or is unlike those of torch.save.
+    """Reject a pickle that imports more than tensors need, or that torch.save would not write.
 
-    Only names are used twice in those, and nothing in them is deep: values within values can take
-    time without end to be hashed or shown.
+    torch.save reuses only names and nests little. Reused or deeply nested values could take
+    unbounded time to hash or print.
     """
-    mark, stack, memo = -1, [], {}  # how deep each value is, 0 for a name
+    mark, stack, memo = -1, [], {}  # stack and memo hold nesting depths; a name has depth 0
     for op, arg, _ in pickletools.genops(file):
         value: Any = arg
         if op.name == "GLOBAL" and not (value.startswith("torch ") or value in GLOBALS):

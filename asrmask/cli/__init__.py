@@ -1,4 +1,4 @@
-"""The command `asrmask`: one file a subcommand, imported when it is called."""
+"""The command `asrmask`. Each subcommand is one module, imported on use."""
 
 import argparse
 import io
@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from asrmask import __version__
-from asrmask.errors import AsrmaskError, OptionError, os_problem, printable
+from asrmask.errors import AsrmaskError, MissingPackageError, OptionError, os_problem, printable
 
 COMMANDS = {
     "transcribe": "speech to text: any audio or video file, of any length",
@@ -25,24 +25,24 @@ COMMANDS = {
 }
 
 
-# read as the value of a yes-or-no flag; only True and False are allowed
+# read as the value of a boolean flag; all but True and False are then rejected
 YES_OR_NO = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 
 
 def boolean(text: str) -> bool:
-    """The type of yes-or-no flags: `--flag True`, `--flag False`, or `--flag` alone."""
+    """Argument type of boolean flags: `--flag True`, `--flag False`, or `--flag` alone."""
     if text.lower() not in {"true", "false"}:
         raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
     return text.lower() == "true"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line.
+    """An argument parser with one-line errors.
 
-    Flags take _ or - between words, yes-or-no flags may stand alone, and files may be anywhere
-    between the flags.
+    Flags may be spelled with _ or -, boolean flags need no value, and files may be anywhere between
+    the flags.
 
-    presets: flag → what other flags are set to, unless they are given too
+    presets: flag → defaults that it sets for other flags
     """
 
     presets: dict[str, dict[str, Any]]
@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
             if f"{flag}=true" in map(str.lower, arguments):
                 self.set_defaults(**preset)
         found, rest = super().parse_known_args(arguments + given[n_flags:], namespace)
-        for action in self._actions:  # argparse takes files in one place only, between two flags
+        for action in self._actions:  # argparse accepts only one group of files
             if not action.option_strings and action.nargs in {"+", "*"}:
                 files = [t for t in rest if t[:1] != "-" or t == "-" or t in given[n_flags:]]
                 rest = [text for text in rest if text not in files]
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def _checked(self, argument: str) -> str:
-        """The argument, with _ in flags; an error if it is a flag that is not known."""
+        """Return the argument, with _ in flags; exit with an error if it is an unknown flag."""
         flag = underscored(argument)
         name = flag.partition("=")[0]
         if not name.startswith("-") or name == "-" or name in self._option_string_actions:
@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         return argument
 
     def _joined(self, arguments: list[str]) -> list[str]:
-        """Yes-or-no flags as --flag=VALUE; VALUE is True if no value follows."""
+        """Rewrite boolean flags as --flag=VALUE; VALUE is True if no value follows."""
 
         def is_open(argument: str) -> bool:
             action = self._option_string_actions.get(argument)
@@ -96,18 +96,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def meant(text: str, known: Iterable[str]) -> str:
-    """The known name that is nearest to an unknown one, as the end of a message.
+    """Return a hint at the known name closest to an unknown one, to end an error message.
 
     >>> meant("--langauge", ["--language", "--task"])
     ', did you mean --language?'
     """
-    names = {name.lstrip("-"): name for name in known}  # dashes would make all flags alike
+    names = {name.lstrip("-"): name for name in known}  # dashes would make all flags similar
     near = get_close_matches(text.lstrip("-"), names, n=1)
     return f", did you mean {names[near[0]]}?" if near else ""
 
 
 def underscored(argument: str) -> str:
-    """A flag with _ between its words, as upstream spells it; anything else unchanged.
+    """Spell a flag with _ between its words, as upstream; return anything else unchanged.
 
     >>> underscored("--beam-size=5")
     '--beam_size=5'
@@ -119,10 +119,10 @@ def underscored(argument: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit code: 0 done, 1 something failed, 2 wrong usage."""
+    """Run a subcommand and return the exit code: 0 success, 1 failure, 2 wrong usage."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # where it cannot show a character
+        sys.stdout.reconfigure(errors="backslashreplace")  # escape characters it cannot show
     top = Parser(
         prog="asrmask",
         allow_abbrev=False,
@@ -159,10 +159,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_arguments(parser)
     try:
         return command.run(parser.parse_args(arguments[1:]))
+    except MissingPackageError as error:
+        print(f"asrmask {name} {error.needs}", file=sys.stderr)
+        return 2
     except AsrmaskError as error:
         print(f"asrmask {name}: error: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, OptionError) else 1
-    except BrokenPipeError:  # the reader of our output has gone: say no more, nor at exit
+    except BrokenPipeError:  # nobody reads our output: print nothing more, nor at exit
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for file in (1, 2):
             os.dup2(nowhere, file)
@@ -177,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_file(argument: str) -> bool:
-    """Whether it can be meant as a file to transcribe."""
+    """Return whether the argument looks like a file to transcribe."""
     if argument == "-" or os.path.exists(argument):
         return True
     return not argument.startswith("-") and os.path.splitext(argument)[1] != ""

@@ -1,4 +1,4 @@
-"""asrmask ablate: what a model does without its padding, as tables, plots and a page."""
+"""asrmask ablate: measure the effect of hiding padding; write tables, plots and a page."""
 
 import argparse
 import shlex
@@ -44,13 +44,13 @@ def run(args: argparse.Namespace) -> int:
     import filelock
     import torch
 
-    from asrmask import corpus
-    from asrmask.experiments import report, spec
-    from asrmask.experiments.run import run as work
-    from asrmask.experiments.sounds import sound_of
-    from asrmask.experiments.statistics import told_of
-    from asrmask.jobs import progress, say
-    from asrmask.virtual import speech
+    from asrmask.ablation import report, spec
+    from asrmask.ablation.clips import sound_of
+    from asrmask.ablation.run import run as work
+    from asrmask.ablation.statistics import told_of
+    from asrmask.evaluation import corpus
+    from asrmask.model.virtual_padding import speech
+    from asrmask.transcription.jobs import progress, say
 
     if args.spec and args.preset:
         raise OptionError("--spec and --preset exclude each other, got both")

@@ -1,4 +1,4 @@
-"""asrmask bench: speed, memory and WER beside other systems, on your own files."""
+"""asrmask bench: compare speed, memory and WER with other systems on your own files."""
 
 import argparse
 import shlex
@@ -77,13 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import os
 
-    from asrmask import corpus
-    from asrmask.bench import report
-    from asrmask.bench import run as bench
-    from asrmask.bench.summary import against, markdown
-    from asrmask.jobs import say
+    from asrmask.benchmark import report
+    from asrmask.benchmark import run as bench
+    from asrmask.benchmark.summary import against, markdown
+    from asrmask.console import say
+    from asrmask.evaluation import corpus
+    from asrmask.model.virtual_padding import speech
     from asrmask.systems import KINDS, Named
-    from asrmask.virtual import speech
 
     if args.threads < 0 or args.rounds < 1:
         name = "threads" if args.threads < 0 else "rounds"
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         clips = bench.sampled(corpus.read(source), args.most)
         if missing := [clip for clip in clips if not os.path.isfile(clip.path)]:
             raise OptionError(f"{source}: no such file: {missing[0].path}")
-        works.append(bench.Work(source.name if source.is_dir() else source.stem, clips))
+        works.append(bench.BenchmarkRun(source.name if source.is_dir() else source.stem, clips))
     if args.mixed is not None:
         works.append(bench.mixed(works, args.mixed))
     if len({work.name for work in works}) < len(works):
@@ -133,12 +133,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def decoding(text: str):  # type: ignore[no-untyped-def]
-    """greedy, or beamN."""
-    from asrmask.systems import Decoding
+    """Parse `greedy` or `beamN` into DecodingSettings."""
+    from asrmask.systems import DecodingSettings
 
     size = text.removeprefix("beam")
     if text == "greedy":
-        return Decoding()
+        return DecodingSettings()
     if not text.startswith("beam") or not size.isdecimal() or int(size) < 1:
         raise OptionError(f"--settings must be of greedy, beam5, …, got {text!r}")
-    return Decoding(beam_size=int(size))
+    return DecodingSettings(beam_size=int(size))

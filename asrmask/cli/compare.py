@@ -1,4 +1,4 @@
-"""asrmask compare: the same weights through openai-whisper and asrmask, and what differs."""
+"""asrmask compare: run other systems and asrmask on the same weights, and show differences."""
 
 import argparse
 import json
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asrmask.cli import transcribe
-from asrmask.errors import AsrmaskError, OptionError, os_problem, printable
+from asrmask.errors import AsrmaskError, MissingPackageError, OptionError, os_problem, printable
 
 if TYPE_CHECKING:
-    from asrmask.comparison.against import Opponent
-    from asrmask.model import Whisper
+    from asrmask.comparison.peers import Peer
+    from asrmask.model.whisper import Whisper
 
 USAGE = "FILE… [--against SYSTEM,…] [--padding POLICY] [--json FILE] [--out DIR] [OPTION…]"
 
@@ -37,17 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reference", metavar="FILE", help="what is said in the one file, as text")
     parser.add_argument("--json", metavar="FILE", help="everything, as JSON; - for stdout")
     parser.add_argument("--out", metavar="DIR", help="folder for compare.html")
-    transcribe.add_hearing(parser, word_timestamps=True)
+    transcribe.add_input_flags(parser, word_timestamps=True)
     transcribe.add_padding(parser)
     transcribe.add_search(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: equal within tolerance, 1: not equal, 2: something failed."""
-    from asrmask.jobs import say
+    """Return the exit code: 0 equal within tolerance, 1 not equal, 2 an error."""
+    from asrmask.console import say
 
     try:
         return _run(args)
+    except MissingPackageError:
+        raise
     except AsrmaskError as error:
         say(f"error: {error}")
         return 2
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         say(f"error: {os_problem(error)}, expected a file or folder that can be used")
         return 2
-    except Exception:  # Python would end with 1, and that is for what is not equal
+    except Exception:  # Python would exit with 1, which means not equal
         traceback.print_exc()
         return 2
 
@@ -64,13 +66,13 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from asrmask.comparison import page, report
     from asrmask.comparison.run import Comparison, clips_of
-    from asrmask.jobs import say
+    from asrmask.console import say
 
     names = _names(args.against)
     clips = clips_of(args.audio, _text(args.reference))
     if not clips:
         raise OptionError(f"expected clips to compare, got none in {' '.join(args.audio)}")
-    settings, options = transcribe.requested(args)
+    settings, options = transcribe.options_from_args(args)
     for path in (args.out and Path(args.out, "compare.html"), args.json):
         if path and path != "-":
             _check_target(Path(path))
@@ -106,15 +108,15 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _names(given: list[str] | None) -> list[str]:
-    """The systems asked for, in order, each once."""
-    from asrmask.comparison.against import OPENAI
+    """Return the requested systems in order, without duplicates."""
+    from asrmask.comparison.peers import OPENAI
     from asrmask.systems import KINDS, Named
 
     names: list[str] = []
     for part in ",".join(given or [OPENAI]).split(","):
         if part.partition(":")[0] in KINDS or not names:
             names.append(part)
-        else:  # a setting of the system before it
+        else:  # a setting of the previous system
             names[-1] += f",{part}"
     names = list(dict.fromkeys(names))
     for name in names:
@@ -126,14 +128,15 @@ def _names(given: list[str] | None) -> list[str]:
 
 def _opponents(
     names: list[str], model: "Whisper", args: argparse.Namespace, folder: Path
-) -> "list[Opponent]":
-    """The systems asked for, with the same weights and as many threads; folder: for the weights."""
+) -> "list[Peer]":
+    """Load the systems with the same weights and thread count; folder: for their weights."""
     import torch
 
-    from asrmask import systems, upstream
-    from asrmask.comparison.against import OPENAI, AnotherSystem, OpenaiWhisper, failing
+    from asrmask import systems
+    from asrmask.comparison.peers import OPENAI, OpenaiWhisper, TextPeer, failing
+    from asrmask.systems import upstream
 
-    found: list[Opponent] = []
+    found: list[Peer] = []
     for name in names:
         if name == OPENAI:
             found.append(OpenaiWhisper(upstream.twin(model)))
@@ -143,7 +146,7 @@ def _opponents(
         with failing(name):
             weights = systems.prepare(named, args.model, folder, args.model_dir)
             system = systems.load(named, weights, threads=threads, model_dir=args.model_dir)
-        found.append(AnotherSystem(name, system))
+        found.append(TextPeer(name, system))
     return found
 
 
@@ -157,7 +160,7 @@ def _text(path: str | None) -> str | None:
 
 
 def _check_target(path: Path) -> None:
-    """Raise OptionError unless a file can be written there: before the work, not after it."""
+    """Raise OptionError unless a file can be written there. Called before the work starts."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -169,10 +172,10 @@ def _check_target(path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    from asrmask.files import replacing
+    from asrmask.files import atomic_write
 
     try:
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             file.write(text)
     except OSError as error:
         raise OptionError(f"expected to write {path}, got: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""asrmask inspect: where attention goes, what each head does, and what the padding does to it."""
+"""asrmask inspect: show attention head by head, and how padding affects it."""
 
 import argparse
 import shlex
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from asrmask.checkpoints.registry import DEFAULT
 from asrmask.errors import AsrmaskError, OptionError, counted
-from asrmask.policy import ALLOWED, Policy
+from asrmask.model.policy import ALLOWED, Policy
 
 USAGE = "FILE… [--padding POLICY] [--against POLICY] [--out DIR]"
 
@@ -41,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from asrmask.checkpoints import load_model
-    from asrmask.instruments import page
-    from asrmask.instruments.inspection import Inspection
-    from asrmask.jobs import check_folder, files_of, progress, say
-    from asrmask.tokenizer import language_code
+    from asrmask.inspection import page
+    from asrmask.inspection.inspection import Inspection
+    from asrmask.tokenizer.languages import language_code
+    from asrmask.transcription.jobs import check_folder, files_of, progress, say
 
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -1,11 +1,12 @@
-"""asrmask masks: what is visible to what in a file, under a padding policy."""
+"""asrmask masks: draw the attention masks of a file under a padding policy."""
 
 import argparse
 from pathlib import Path
 
+from asrmask.audio.constants import POSITIONS_PER_SECOND
 from asrmask.checkpoints.registry import DEFAULT
-from asrmask.errors import AudioError, OptionError, printable
-from asrmask.policy import ALLOWED, POSITIONS_PER_SECOND, Policy
+from asrmask.errors import OptionError, printable
+from asrmask.model.policy import ALLOWED, Policy
 
 USAGE = "FILE [--padding POLICY] [--png FILE]"
 
@@ -27,20 +28,21 @@ def run(args: argparse.Namespace) -> int:
     if not png.parent.is_dir():
         raise OptionError(f"--png must be a file in a folder that is there, got {png}")
 
-    from asrmask.audio import FRAMES_PER_SECOND, HOP_LENGTH, N_FRAMES, Recording, Spectrogram
+    from asrmask.audio.constants import FRAMES_PER_SECOND, N_FRAMES
+    from asrmask.audio.recording import Recording
+    from asrmask.audio.spectrogram import Spectrogram
     from asrmask.checkpoints import load_model
-    from asrmask.cost import encoder_operations, token_operations
-    from asrmask.decoding import decode
-    from asrmask.encoding import plan
-    from asrmask.pictures import CHARACTERS, MEANINGS, pictures, save, text
-    from asrmask.tokenizer import get_tokenizer
+    from asrmask.decoding.task import decode
+    from asrmask.inspection.mask_pictures import CHARACTERS, MEANINGS, pictures, save, text
+    from asrmask.model.cost import encoder_operations, token_operations
+    from asrmask.model.encoding import plan
+    from asrmask.tokenizer.tokenizer import get_tokenizer
 
     recording = Recording.open(args.file)
-    if recording.n_samples < HOP_LENGTH:
-        raise AudioError(f"{name}: too short, got {recording.n_samples} samples, expected 160")
+    recording.check_length(name)
     model = load_model(args.model, device="cpu", download_root=args.model_dir)
     spectrogram = Spectrogram(recording, model.dims.n_mels)
-    start = (spectrogram.n_frames - 1) // N_FRAMES * N_FRAMES  # the last window is the short one
+    start = (spectrogram.n_frames - 1) // N_FRAMES * N_FRAMES  # the last window: only it is padded
     window = spectrogram.window(start, spectrogram.n_frames - start, fill=policy.fill)
     result = decode(model, window, padding=policy, without_timestamps=True)
     tokenizer = get_tokenizer(model.is_multilingual, num_languages=model.num_languages)

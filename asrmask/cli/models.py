@@ -1,8 +1,9 @@
-"""asrmask models: the official names, their sizes, and what is here."""
+"""asrmask models: list official models, their sizes, and where they are stored."""
 
 import argparse
 
 from asrmask.checkpoints import registry
+from asrmask.model import ModelDimensions
 
 USAGE = "[--model_dir DIR]"
 
@@ -18,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     for name in registry.available_models():
         dims = registry.dimensions(name)
         n = n_parameters(dims)
-        languages = 1 if name.endswith(".en") else dims["n_vocab"] - 51_766
+        languages = 1 if name.endswith(".en") else ModelDimensions(**dims).num_languages
         print(
             f"{name:16}{n / 1e6:10.0f} M{2 * n / 2**20:6.0f} MiB{languages:11}  {place(name, args)}"
         )
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def place(name: str, args: argparse.Namespace) -> str:
-    """Where the weights lie, or "-"; whether they are whole is checked when they are loaded."""
+    """Return the path of the weights, or "-". Their integrity is checked on loading."""
     bundled = registry.bundled_folder(name)
     file = registry.cached_file(name, args.model_dir)
     if bundled is not None:
@@ -40,7 +41,7 @@ def place(name: str, args: argparse.Namespace) -> str:
 
 
 def n_parameters(dims: dict[str, int]) -> int:
-    """Weights and biases of that shape, the position tables included."""
+    """Count the parameters of a model, including the positional embeddings."""
     d = dims["n_audio_state"]
     attention = 4 * d * d + 3 * d
     norm = 2 * d

@@ -1,4 +1,4 @@
-"""asrmask report: draw the report of a run again, or of several side by side."""
+"""asrmask report: redraw the report of one run, or of several side by side."""
 
 import argparse
 from pathlib import Path
@@ -22,12 +22,12 @@ def run(args: argparse.Namespace) -> int:
     if any(is_bench) and not all(is_bench):
         raise OptionError("runs must be all of ablate or all of bench, got both")
     if all(is_bench):
-        from asrmask.bench.report import write
+        from asrmask.benchmark.report import write
 
         if out.suffix == ".json":
             out = out.parent
     else:
-        from asrmask.experiments.report import write
+        from asrmask.ablation.report import write
     for path in write(folders, out):
         print(printable(str(path)))
     return 0

@@ -1,4 +1,4 @@
-"""asrmask transcribe: audio files to text and subtitles."""
+"""asrmask transcribe: transcribe audio files to text and subtitles."""
 
 import argparse
 from dataclasses import fields, replace
@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Any
 from asrmask.checkpoints.registry import DEFAULT
 from asrmask.cli import Parser, boolean
 from asrmask.errors import OptionError, counted
-from asrmask.policy import ALLOWED
-from asrmask.presets import FAST
-from asrmask.writers import WRITERS, Layout
+from asrmask.model.policy import ALLOWED
+from asrmask.transcription.presets import FAST
+from asrmask.transcription.punctuation import APPEND_PUNCTUATIONS, PREPEND_PUNCTUATIONS
+from asrmask.transcription.writers import WRITERS, SubtitleLayout
 
 if TYPE_CHECKING:
-    from asrmask.decoding import DecodingOptions
-    from asrmask.model import Whisper
-    from asrmask.settings import Settings
+    from asrmask.decoding.options import DecodingOptions
+    from asrmask.model.whisper import Whisper
+    from asrmask.transcription.settings import Settings
 
 USAGE = "FILE… [OPTION…]"
 
 
 def formats(text: str) -> list[str]:
-    """The formats to write: all, none, or names between commas."""
+    """Parse the output formats: all, none, or comma-separated names."""
     listed = list(dict.fromkeys(name.strip() for name in text.split(",")))
     forms = {"all": list(WRITERS), "none": []}.get(text, listed)
     if wrong := [name for name in forms if name not in WRITERS]:
@@ -85,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(group, "max_line_count", "lines in a subtitle", type=optional_int)
     flag(group, "max_words_per_line", "words in a subtitle's line", type=optional_int)
 
-    group = add_hearing(parser, word_timestamps=False)
+    group = add_input_flags(parser, word_timestamps=False)
     flag(group, "hotwords", "names and terms that every window is told")
     flag(group, "prefix", "how the first text begins")
     told = "detect the language in every window"
@@ -114,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Which weights, and what they run on."""
+    """Add the flags for weights and device."""
     flag(parser, "model", "official name, or path of weights", default=DEFAULT)
     flag(parser, "model_dir", "where official models are kept (~/.cache/whisper)", metavar="DIR")
     flag(parser, "device", "cpu, cuda, … (default: a GPU if there is one)")
@@ -124,7 +125,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_speed(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("speed")
-    told = ", ".join(f"--{name} {value}" for name, value in FAST.items())
+    told = ", ".join(f"--{name} {value}" for name, value in FAST.flags.items())
     told = f"the quickest that keeps the word error rate: {told}"
     flag(group, "fast", told, type=boolean, default=False)
     flag(
@@ -140,11 +141,11 @@ def add_speed(parser: argparse.ArgumentParser) -> None:
     told = "no times within a window: fewer tokens, and a segment is a whole window"
     flag(group, "without_timestamps", told, type=boolean, default=False)
     if isinstance(parser, Parser):
-        parser.presets = {"--fast": FAST}
+        parser.presets = {"--fast": FAST.flags}
 
 
-def add_hearing(parser: argparse.ArgumentParser, word_timestamps: bool) -> Any:
-    """What is heard, in every window; the group, for more of it."""
+def add_input_flags(parser: argparse.ArgumentParser, word_timestamps: bool) -> Any:
+    """Add the flags for task, language, prompt and times; return their group."""
     group = parser.add_argument_group("what is heard")
     tasks = ["transcribe", "translate"]
     flag(group, "task", "X to X, or X to English", default="transcribe", choices=tasks)
@@ -158,14 +159,15 @@ def add_hearing(parser: argparse.ArgumentParser, word_timestamps: bool) -> Any:
     flag(group, "clip_timestamps", told, default="0")
     told = "find the time of each word"
     flag(group, "word_timestamps", told, type=boolean, default=word_timestamps)
-    flag(group, "prepend_punctuations", "joined to the word after them", default="\"'“¿([{-")
+    told = "joined to the word after them"
+    flag(group, "prepend_punctuations", told, default=PREPEND_PUNCTUATIONS)
     told = "joined to the word before"
-    flag(group, "append_punctuations", told, default="\"'.。,，!！?？:：”)]}、")
+    flag(group, "append_punctuations", told, default=APPEND_PUNCTUATIONS)
     return group
 
 
 def add_padding(parser: argparse.ArgumentParser) -> Any:
-    """What may be seen of the padding; the group, for more of it."""
+    """Add the flags for padding; return their group."""
     group = parser.add_argument_group("padding")
     flag(
         group,
@@ -183,7 +185,7 @@ def add_padding(parser: argparse.ArgumentParser) -> Any:
 
 
 def add_search(parser: argparse.ArgumentParser) -> Any:
-    """How the text of a window is searched for, and when it is taken; the group, for more."""
+    """Add the flags for search and for the fallback thresholds; return their group."""
     group = parser.add_argument_group("search")
     flag(group, "temperature", "0: the likeliest text; above: drawn", type=float, default=0.0)
     flag(group, "best_of", "texts drawn at temperatures above 0", type=optional_int, default=5)
@@ -217,11 +219,12 @@ def add_search(parser: argparse.ArgumentParser) -> Any:
 
 
 def run(args: argparse.Namespace) -> int:
-    from asrmask import jobs
+    from asrmask.console import say
+    from asrmask.transcription import jobs
 
-    layout = Layout(**{f.name: getattr(args, f.name) for f in fields(Layout)})
+    layout = SubtitleLayout(**{f.name: getattr(args, f.name) for f in fields(SubtitleLayout)})
     if not args.word_timestamps:
-        for name in [f.name for f in fields(Layout) if getattr(layout, f.name)]:
+        for name in [f.name for f in fields(SubtitleLayout) if getattr(layout, f.name)]:
             raise OptionError(f"--{name} needs --word_timestamps True, got it without")
     forms = args.output_format
     if args.diagnose and "json" not in forms:
@@ -231,31 +234,33 @@ def run(args: argparse.Namespace) -> int:
     if args.batch_size < 1:
         raise OptionError(f"--batch_size must be 1 or more, got {args.batch_size}")
     planned = jobs.plan(args.audio, args.output_dir, forms)
-    settings, options = requested(args)
+    settings, options = options_from_args(args)
     todo = [job for job in planned if not (args.skip_existing and job.is_done())]
     if len(todo) < len(planned):
         n_done = len(planned) - len(todo)
-        jobs.say(f"outputs are there already: {n_done} of {counted(len(planned), 'file')}")
+        say(f"outputs are there already: {n_done} of {counted(len(planned), 'file')}")
     if not todo:
         return 0
     model, options = load(args, options)
-    watch = None
+    callbacks = None
     if args.diagnose:
-        from asrmask.instruments.diagnosis import Diagnose
-        from asrmask.walk import Watcher
+        from asrmask.inspection.diagnosis import Diagnose
+        from asrmask.transcription.window_loop import Callbacks
 
-        watch = Watcher(heard=Diagnose(model))
-    return jobs.work(todo, model, settings, options, layout, args.verbose, watch, args.batch_size)
+        callbacks = Callbacks(on_window=Diagnose(model))
+    return jobs.work(
+        todo, model, settings, options, layout, args.verbose, callbacks, args.batch_size
+    )
 
 
-def requested(args: argparse.Namespace) -> "tuple[Settings, DecodingOptions]":
-    """What the flags ask of the window loop and of the search."""
+def options_from_args(args: argparse.Namespace) -> "tuple[Settings, DecodingOptions]":
+    """Return the settings of the window loop and the decoding options from the flags."""
     import numpy as np
 
-    from asrmask.decoding import DecodingOptions
-    from asrmask.settings import Settings, at_temperature
-    from asrmask.tokenizer import language_code
-    from asrmask.vad import VadOptions
+    from asrmask.audio.vad import VadOptions
+    from asrmask.decoding.options import DecodingOptions
+    from asrmask.tokenizer.languages import language_code
+    from asrmask.transcription.settings import Settings, at_temperature
 
     named = vars(args)
     loop = {f.name: named[f.name] for f in fields(Settings) if f.name in named}
@@ -278,12 +283,12 @@ def requested(args: argparse.Namespace) -> "tuple[Settings, DecodingOptions]":
 
 
 def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper, DecodingOptions]":
-    """The model that the flags ask for, and the options without what it cannot do."""
+    """Load the model, and remove options that it does not support."""
     import torch
 
-    from asrmask.allocation import loading
     from asrmask.checkpoints import load_model
-    from asrmask.jobs import say
+    from asrmask.console import say
+    from asrmask.malloc import keep_freed_memory
 
     if args.threads is not None and args.threads < 0:
         raise OptionError(f"--threads must be 0 or more, got {args.threads}")
@@ -291,14 +296,14 @@ def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper
         torch.set_num_threads(args.threads)
     compute_type = getattr(args, "compute_type", None)
     if getattr(args, "fast", False) and _is_gpu(args.device):
-        compute_type = None  # half precision there, see --fp16
-    with loading():
-        model = load_model(
-            args.model,
-            device=args.device,
-            download_root=args.model_dir,
-            compute_type=compute_type,
-        )
+        compute_type = None  # half precision on a GPU, see --fp16
+    keep_freed_memory()
+    model = load_model(
+        args.model,
+        device=args.device,
+        download_root=args.model_dir,
+        compute_type=compute_type,
+    )
     if not model.is_multilingual and options.language not in {None, "en"}:
         say(f"{args.model} knows English only, --language {args.language} is left out")
         options = replace(options, language="en")

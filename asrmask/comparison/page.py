@@ -1,19 +1,19 @@
-"""compare.html: a comparison as one page that needs nothing else, from its JSON alone."""
+"""compare.html: a comparison as one self-contained page, made from its JSON."""
 
 from pathlib import Path
 from typing import Any
 
-from asrmask.alignment import as_html
-from asrmask.pages import rendered
-from asrmask.upstream import normalizer
+from asrmask.evaluation.alignment import as_html
+from asrmask.reporting.pages import render_template
+from asrmask.systems.upstream import normalizer
 
-MOST_TEXTS = 200  # files whose texts are shown: those that differ first
+MOST_TEXTS = 200  # files whose texts are shown; files that differ come first
 
 
 def render(data: dict[str, Any]) -> str:
-    """The page."""
+    """Return the page as HTML."""
     files = sorted(data["files"], key=lambda file: file["equal"])
-    return rendered(
+    return render_template(
         Path(__file__).parent / "compare.html.j2",
         data=data,
         texts=[(file, _texts(file)) for file in files[:MOST_TEXTS]],
@@ -24,7 +24,7 @@ def render(data: dict[str, Any]) -> str:
 
 
 def _notes(found: dict[str, Any]) -> list[str]:
-    """What is to be said of a file beside one system, in a sentence each."""
+    """Return notes on the comparison of a file with one system, one sentence each."""
     told = {
         "first difference: ": found["first_difference"],
         "then: ": found["then"],
@@ -35,7 +35,7 @@ def _notes(found: dict[str, Any]) -> list[str]:
 
 
 def _texts(file: dict[str, Any]) -> list[tuple[str, str]]:
-    """Two names and the second's text, as HTML, with what differs from the first's marked."""
+    """Return rows of a title "first → second" and the second's text as HTML, differences marked."""
     normalise = normalizer(file["language"])
     ours = normalise(file["asrmask"]["text"])
     theirs = {name: normalise(found["text"]) for name, found in file["against"].items()}

@@ -1,18 +1,18 @@
-"""What came of a comparison: as data, as lines for a terminal, and in one sentence a system."""
+"""The report of a comparison: as JSON data, as terminal lines, and one sentence per system."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from asrmask.alignment import as_text
-from asrmask.comparison.against import OPENAI, Against
-from asrmask.comparison.partings import NEAR
+from asrmask.comparison.divergence import NEAR
+from asrmask.comparison.peers import OPENAI, SystemComparison
 from asrmask.comparison.run import Compared
 from asrmask.comparison.stages import TOLERANCE, Stage
 from asrmask.comparison.times import TOLERANCE_S
 from asrmask.comparison.transcripts import TIME_S
-from asrmask.score import Errors, total
-from asrmask.upstream import normalizer
+from asrmask.evaluation.alignment import as_text
+from asrmask.evaluation.score import Errors, total
+from asrmask.systems.upstream import normalizer
 
 ROW = "{:26}{:{wide}}{:8}{:>9}{:>7}{:>17}{:>9}"
 HEADINGS = ("file", "against", "verdict", "of tol.", "words", "WER % (theirs)", "time")
@@ -32,7 +32,7 @@ COMPARED = {
 
 @dataclass
 class Report:
-    """All clips of a run so far, and those that could not be compared."""
+    """All clips compared so far, and those that failed."""
 
     about: dict[str, Any]
     systems: list[str]
@@ -45,16 +45,16 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 equal, 1 not, 2 if any file failed."""
+        """0 if all are equal, 1 if any differs, 2 if any file failed."""
         return 2 if self.failed else 0 if self.is_equal else 1
 
-    def beside(self, system: str) -> list[tuple[Compared, Against]]:
-        """Each clip, and what came of it beside one system."""
+    def beside(self, system: str) -> list[tuple[Compared, SystemComparison]]:
+        """Return each clip with its comparison with one system."""
         i = self.systems.index(system)
         return [(compared, compared.against[i]) for compared in self.found]
 
     def stages(self) -> list[tuple[Stage, str]]:
-        """The worst of each layer over all clips, and the clip."""
+        """Return the worst stage of each layer over all clips, and the name of its clip."""
         if OPENAI not in self.systems:
             return []
         found: dict[str, tuple[Stage, str]] = {}
@@ -65,7 +65,7 @@ class Report:
         return list(found.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """Return the whole report as JSON data."""
         return {
             **self.about,
             "equal": self.is_equal and not self.failed,
@@ -82,7 +82,7 @@ class Report:
 
 
 def summary(report: Report, system: str) -> dict[str, Any]:
-    """One system beside ours, over all clips."""
+    """Summarise the comparison with one system over all clips."""
     rows = report.beside(system)
     ours = total(c.errors for c, _ in rows if c.errors is not None)
     theirs = total(a.errors for _, a in rows if a.errors is not None)
@@ -148,7 +148,7 @@ def _side(heard: Any, seconds: float, errors: Errors | None) -> dict[str, Any]:
 
 
 def head(systems: Sequence[str]) -> str:
-    """The headings of the table that `lines` has the rows of."""
+    """Return the heading of the table whose rows `lines` yields."""
     return ROW.format(*HEADINGS, wide=_wide(systems))
 
 
@@ -157,7 +157,7 @@ def _wide(systems: Sequence[str]) -> int:
 
 
 def lines(compared: Compared) -> Iterator[str]:
-    """A clip in a terminal: a row for each system, and what differs below it."""
+    """Yield the terminal lines of a clip: a row for each system, followed by its differences."""
     wide = _wide([found.system for found in compared.against])
     for found in compared.against:
         largest = max((stage.excess for stage in found.stages), default=None)
@@ -194,7 +194,7 @@ def _percent(errors: Errors | None) -> str:
 
 
 def ending(report: Report) -> Iterator[str]:
-    """What a terminal says last: stages, systems, and the verdict."""
+    """Yield the last terminal lines: stages, systems, and the verdict."""
     if found := report.stages():
         yield ""
         yield f"{'stage':32}{'largest':>9}{'tolerance':>11}  where"

@@ -1,4 +1,4 @@
-"""The work: clips through asrmask and beside other systems, one by one."""
+"""Run a comparison: transcribe each clip with asrmask and with the other systems."""
 
 import warnings
 from collections.abc import Sequence
@@ -7,32 +7,33 @@ from pathlib import Path
 
 import numpy as np
 
-from asrmask import corpus, jobs, upstream
-from asrmask.audio import HOP_LENGTH, SAMPLE_RATE
-from asrmask.comparison.against import Against, Opponent, Run, Scale, heard, run
-from asrmask.corpus import Clip
-from asrmask.decoding import DecodingOptions
+from asrmask.audio.constants import SAMPLE_RATE
+from asrmask.comparison.peers import Peer, Run, Scale, SystemComparison, run
+from asrmask.decoding.options import DecodingOptions
 from asrmask.errors import AudioError, AudioWarning, OptionError
-from asrmask.model import Whisper
-from asrmask.score import Errors
-from asrmask.settings import Settings
-from asrmask.systems import Heard
+from asrmask.evaluation import corpus
+from asrmask.evaluation.corpus import Clip
+from asrmask.evaluation.score import Errors
+from asrmask.model.whisper import Whisper
+from asrmask.systems import SystemTranscript, upstream
+from asrmask.transcription import jobs
+from asrmask.transcription.settings import Settings
 
-WARM_S = 5  # of the first clip, through every system before anything is timed
+WARM_S = 5  # of the first clip, to warm up every system before timing
 MANIFESTS = {".tsv", ".csv", ".jsonl"}
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A clip, as asrmask heard it and beside each of the other systems."""
+    """The transcript of a clip by asrmask, and its comparison with each other system."""
 
     clip: Clip
     duration_s: float
-    heard: Heard
+    heard: SystemTranscript
     seconds: float
-    errors: Errors | None  # None: nobody said what is in the clip
-    against: list[Against]
-    language: str  # whose normaliser texts went through before words were counted
+    errors: Errors | None  # None: no reference transcript
+    against: list[SystemComparison]
+    language: str  # selects the text normaliser
 
     @property
     def is_equal(self) -> bool:
@@ -40,9 +41,9 @@ class Compared:
 
 
 def clips_of(sources: Sequence[str], reference: str | None = None) -> list[Clip]:
-    """The clips that a call names: files, folders of files, and data sets with their transcripts.
+    """Find the clips of sources: files, folders of files, and data sets with transcripts.
 
-    reference: what is said in the one file that is named
+    reference: transcript of the file, if there is exactly one
     """
     found: list[Clip] = []
     for source in sources:
@@ -59,12 +60,12 @@ def clips_of(sources: Sequence[str], reference: str | None = None) -> list[Clip]
 
 
 class Comparison:
-    """asrmask and its opponents, loaded and set once for all clips."""
+    """asrmask and the other systems, loaded once for all clips."""
 
     def __init__(
         self,
         model: Whisper,
-        opponents: Sequence[Opponent],
+        opponents: Sequence[Peer],
         settings: Settings,
         options: DecodingOptions,
     ):
@@ -75,7 +76,7 @@ class Comparison:
         self.is_warm = False
 
     def compare(self, clip: Clip) -> Compared:
-        """One clip through all of them."""
+        """Transcribe a clip with all systems and compare the results."""
         samples = samples_of(clip)
         if not self.is_warm:
             self._warm(samples)
@@ -89,7 +90,7 @@ class Comparison:
         return Compared(
             clip,
             len(samples) / SAMPLE_RATE,
-            heard(ours.result),
+            SystemTranscript.of(ours.result),
             ours.seconds,
             scale.errors(ours.result.text),
             against,
@@ -100,7 +101,7 @@ class Comparison:
         return run(self.model, samples, self.settings, self.options)
 
     def _warm(self, samples: np.ndarray) -> None:
-        """The first seconds through all: compiling and loading are not what is to be timed."""
+        """Run the first seconds through all systems: timing must exclude compiling and loading."""
         ours = self._run(samples[: WARM_S * SAMPLE_RATE])
         for opponent in self.opponents:
             opponent.warm(ours)
@@ -108,16 +109,12 @@ class Comparison:
 
 
 def samples_of(clip: Clip) -> np.ndarray:
-    """All of a clip; an error if it is broken, or too short to hold a frame."""
+    """Read all samples of a clip; raise if it is broken or shorter than a frame."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error", AudioWarning)  # half a recording is not what was meant
+        warnings.simplefilter("error", AudioWarning)  # do not compare truncated audio
         try:
             recording = clip.recording()
         except AudioWarning as problem:
             raise AudioError(str(problem)) from None
-    if recording.n_samples < HOP_LENGTH:
-        raise AudioError(
-            f"{clip.path}: too short, got {recording.n_samples} samples, "
-            f"expected {HOP_LENGTH} or more"
-        )
+    recording.check_length(str(clip.path))
     return recording.read(0, recording.n_samples)

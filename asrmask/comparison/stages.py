@@ -1,8 +1,8 @@
-"""Stages: one window through both models, compared module by module.
+"""Compare asrmask with openai-whisper on one window, stage by stage.
 
-Both have the same modules under the same names, so hooks on them see both forward passes, and
-neither is written down a second time. A stage is what one module gives back: a weight that differs
-shows first in its own module.
+A stage is the output of one module. Both models have the same modules under the same names, so
+forward hooks capture both passes without reimplementing either. A weight that differs shows first
+in its own module.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,14 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asrmask.audio import FRAMES_PER_POSITION, FRAMES_PER_SECOND, Features
-from asrmask.encoding import encode, plan
-from asrmask.model import Whisper
-from asrmask.policy import N_POSITIONS, POSITIONS_PER_SECOND, Policy
-from asrmask.tokenizer import get_tokenizer
+from asrmask.audio.constants import (
+    FRAMES_PER_POSITION,
+    FRAMES_PER_SECOND,
+    N_POSITIONS,
+    POSITIONS_PER_SECOND,
+)
+from asrmask.audio.spectrogram import Features
+from asrmask.model.encoding import encode, plan
+from asrmask.model.policy import Policy
+from asrmask.model.whisper import Whisper
+from asrmask.tokenizer.tokenizer import get_tokenizer
 
-TOLERANCE = 1e-4  # of the largest difference in a stage
-HUGE = torch.finfo(torch.float32).max  # for what is no number
+TOLERANCE = 1e-4  # for the largest difference in a stage
+HUGE = torch.finfo(torch.float32).max  # replaces NaN and infinity
 LEAVES = (nn.Linear, nn.Conv1d, nn.LayerNorm, nn.Embedding)
 POSITIONS = {
     f"{part}.blocks.0.attn_ln": f"{part}.positional_embedding" for part in ("encoder", "decoder")
@@ -30,7 +36,7 @@ See = Callable[[str, Tensor], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """The largest difference of one stage: how large, and where."""
+    """The largest difference in one stage, and where it is."""
 
     name: str  # "log-Mel", a module's name, or "logits"
     difference: float
@@ -43,12 +49,12 @@ class Stage:
 
     @property
     def excess(self) -> float:
-        """The difference in units of its tolerance."""
+        """The difference in units of the tolerance."""
         return self.difference / self.tolerance
 
     @property
     def group(self) -> str:
-        """The row of a table that it is part of: a layer, or what stands alone.
+        """The table row of the stage: its layer, or itself if it is in none.
 
         >>> Stage("encoder.blocks.2.attn.query", 0.0, 1e-4, "").group
         'encoder.blocks.2'
@@ -69,7 +75,7 @@ def _is_memory(name: str) -> bool:
 
 
 def worst(stages: Iterable[Stage]) -> dict[str, Stage]:
-    """The stage that differs most of each group, in the order in which groups come."""
+    """Return the stage with the largest excess of each group, in the order of the groups."""
     found: dict[str, Stage] = {}
     for stage in stages:
         known = found.get(stage.group)
@@ -80,10 +86,10 @@ def worst(stages: Iterable[Stage]) -> dict[str, Stage]:
 
 @contextmanager
 def watched(model: nn.Module, see: See) -> Iterator[None]:
-    """Within it, `see` gets the name and output of every module with weights that is called.
+    """While active, call `see` with the name and output of every module with weights.
 
-    Also the spectrogram that the encoder is given, and what enters the first layers, where position
-    codes have been added. The tensors may be changed in place afterwards.
+    `see` also gets the encoder's input spectrogram, and the input of the first layers, after the
+    positional embedding is added. The tensors may later be changed in place.
     """
 
     def hook(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
@@ -117,20 +123,20 @@ def compare(
     policy: Policy,
     start: int = 0,
 ) -> list[Stage]:
-    """Every stage of one window, in order: spectrogram, encoder, cross keys and values, decoder.
+    """Compare every stage of one window: spectrogram, encoder, cross keys and values, decoder.
 
-    window:    ours, filled as the policy says
+    window:    asrmask's, padded with the policy's fill
     their_mel: (n_mels, 3000), openai-whisper's
-    tokens:    of the text that both decoders are told
-    start:     the window's first frame in its recording
+    tokens:    text that both decoders are given (teacher forcing)
+    start:     first frame of the window in its recording
 
-    Under a policy that hides padding, what is compared is the audio and its margin.
+    Under a policy that hides padding, only the audio and its margin are compared.
     """
     forced = torch.tensor([tokens], device=model.device)
     ours: dict[str, Tensor] = {}
     with watched(model, lambda name, x: ours.update({name: x.clone()})):
-        memory = encode(model, [window], policy)
-        x, _ = model.decoder(forced, memory, model.decoder.cache(*forced.shape))
+        encoded = encode(model, [window], policy)
+        x, _ = model.decoder(forced, encoded, model.decoder.cache(*forced.shape))
     ours["logits"] = model.decoder.logits(x)
 
     rows = Rows.of(policy, window)
@@ -157,7 +163,7 @@ def compare(
         features = other.encoder(their_mel[None].to(other.device))
         logits = other.decoder(forced, features)
     see("logits", logits)
-    # upstream projects keys and values in the decoder, where they are first used
+    # upstream computes cross keys and values in the decoder, at first use
     return sorted(found, key=lambda stage: _order(stage.name))
 
 
@@ -168,7 +174,7 @@ def _order(name: str) -> int:
 
 
 def tolerance(name: str, theirs: Tensor) -> float:
-    """What a stage may differ by; inside the layers values grow large, and rounding with them."""
+    """Return the tolerance of a stage; inside layers it grows with the size of the values."""
     if name in {"log-Mel", "encoder.ln_post", "logits"} or _is_memory(name):
         return TOLERANCE
     return TOLERANCE * max(1.0, float(theirs.float().square().mean().sqrt()))
@@ -176,11 +182,11 @@ def tolerance(name: str, theirs: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows of a stage are compared.
+    """The rows of a stage that are compared.
 
-    n_positions: how many positions, from the audio's first
-    audio:       where that is in our window, in positions
-    computed:    the first position that our encoder computes
+    n_positions: positions to compare, from the first of the audio
+    audio:       where the audio starts in asrmask's window, in positions
+    computed:    first position that asrmask's encoder computes
     """
 
     n_positions: int
@@ -196,19 +202,19 @@ class Rows:
         return cls(N_POSITIONS if whole else visible, audio, planned.positions[0])
 
     def unit(self, name: str) -> tuple[str, int]:
-        """What a row of a stage is, and how many there are in a second."""
+        """Return what a row of a stage is, and the number of rows per second."""
         if name in {"log-Mel", "encoder.conv1"}:
             return "frame", FRAMES_PER_SECOND
         return "position", POSITIONS_PER_SECOND
 
     def both(self, name: str, ours: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows that are compared, (rows, channels) of each."""
+        """Select the rows to compare: (rows, channels) of each."""
         if name == "logits" or (name.startswith("decoder.") and not _is_memory(name)):
             return ours[0], theirs[0]
         each = FRAMES_PER_POSITION if self.unit(name)[0] == "frame" else 1
         is_conv = name in {"log-Mel", "encoder.conv1", "encoder.conv2"}
         before = self.computed
-        if is_conv:  # channels first; and they begin a position earlier, beyond the cut
+        if is_conv:  # channels first; convolutions start one position earlier, for context
             ours, theirs = ours.transpose(1, 2), theirs.transpose(1, 2)
             before = 0 if name == "log-Mel" else max(self.computed - 1, 0)
         first, n = each * (self.audio - before), each * self.n_positions

@@ -1,21 +1,21 @@
-"""How far the times of two transcripts lie apart, where both have the same words."""
+"""Compare the times of two transcripts, at the words that both have."""
 
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from asrmask.alignment import aligned
-from asrmask.systems import Heard, Piece
+from asrmask.evaluation.alignment import aligned
+from asrmask.systems import Piece, SystemTranscript
 
-TOLERANCE_S = 0.5  # other systems find times in their own ways
+TOLERANCE_S = 0.5  # wide: other systems compute times differently
 
 
 @dataclass(frozen=True)
 class Times:
-    """Differences of times, in seconds."""
+    """Absolute differences of start and end times, in seconds."""
 
-    unit: str  # what they are the times of: "words" or "segments"
-    n: int  # how many were compared
+    unit: str  # "words" or "segments"
+    n: int  # number of times compared
     median_s: float
     largest_s: float
 
@@ -30,11 +30,13 @@ class Times:
         )
 
 
-def times_between(ours: Heard, theirs: Heard, normalise: Callable[[str], str]) -> Times | None:
-    """Beginnings and ends of the words that both have; None if there are none.
+def times_between(
+    ours: SystemTranscript, theirs: SystemTranscript, normalise: Callable[[str], str]
+) -> Times | None:
+    """Compare the starts and ends of words that both have; None if there are none.
 
-    Where one of the two has no word times, it is the beginnings and ends of segments: those at a
-    word that begins, or ends, a segment in both.
+    If either has no word times, compare starts and ends of segments, at words that start or end a
+    segment in both.
     """
     unit = "words" if ours.words and theirs.words else "segments"
     mine, others = (
@@ -59,7 +61,7 @@ def times_between(ours: Heard, theirs: Heard, normalise: Callable[[str], str]) -
 def _marks(
     pieces: Sequence[Piece], normalise: Callable[[str], str]
 ) -> list[tuple[str, float | None, float | None]]:
-    """Every normalised word, with the start of its piece if it is the first in it, and the end."""
+    """Return each normalised word with the start of its piece if first in it, the end if last."""
     found = []
     for piece in pieces:
         words = normalise(piece.text).split()

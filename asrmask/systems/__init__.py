@@ -1,7 +1,7 @@
-"""Speech-to-text systems behind one face, all with the same weights: ours and the others.
+"""One interface to asrmask and other speech-to-text systems, all with the same weights.
 
-A system is asked for by name, with its own settings behind a colon: `faster-whisper:int8,batch=8`.
-Each is an optional package, imported when it is asked for.
+A system is given by name, with its settings after a colon: `faster-whisper:int8,batch=8`. Each
+needs an optional package, which is imported on first use.
 """
 
 import os
@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asrmask.errors import OptionError
-from asrmask.files import replacing
+from asrmask.extras import require
+from asrmask.files import atomic_write
 from asrmask.systems.timer import Timer
 
 if TYPE_CHECKING:
@@ -24,29 +24,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a recording and what is said in it: a segment or a word. Times in seconds."""
+    """A segment or a word, with its times in seconds."""
 
     start: float
     end: float
     text: str
 
 
+def _piece(found: Mapping[str, Any], text: str) -> Piece:
+    return Piece(float(found["start"]), float(found["end"]), found[text])
+
+
 @dataclass(frozen=True)
-class Heard:
-    """What a system made of a recording."""
+class SystemTranscript:
+    """The transcript of a recording by one system."""
 
     text: str
     segments: list[Piece]
-    words: list[Piece] | None = None  # None: not asked for, or not offered
+    words: list[Piece] | None = None  # None: not requested, or not supported
     language: str | None = None
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> "SystemTranscript":
+        """Convert a transcription of openai-whisper or asrmask."""
+        segments = result["segments"]
+        words = None
+        if any("words" in segment for segment in segments):
+            words = [_piece(word, "word") for s in segments for word in s.get("words", [])]
+        pieces = [_piece(segment, "text") for segment in segments]
+        return cls(result["text"], pieces, words, result["language"])
 
 
 @dataclass(frozen=True)
-class Decoding:
-    """What every system is asked for alike. The rest of its settings are its own defaults."""
+class DecodingSettings:
+    """Settings that are the same for every system. All others are the system's defaults."""
 
     beam_size: int | None = None  # None: greedy
-    language: str | None = None  # None: detected, where the model knows several
+    language: str | None = None  # None: detected, if the model is multilingual
     task: str = "transcribe"
     word_timestamps: bool = False
 
@@ -57,7 +71,7 @@ class Decoding:
 class System(ABC):
     """A system with its weights loaded.
 
-    timer: how long its parts took since `watch`, as far as it lets itself be timed
+    timer: seconds in each part since `watch`, for the parts that can be timed
     """
 
     def __init__(self) -> None:
@@ -65,26 +79,28 @@ class System(ABC):
         self.load_audio = load_audio
 
     def watch(self) -> None:
-        """Count the time of its parts from now on, in this process, for good."""
+        """Start timing the system's parts, for the rest of this process."""
         self.load_audio = self.timer.timed("audio", load_audio)
 
     @abstractmethod
-    def transcribe(self, path: Path, decoding: Decoding) -> Heard:
-        """What is said in a file."""
+    def transcribe(self, path: Path, decoding: DecodingSettings) -> SystemTranscript:
+        """Transcribe a file."""
 
-    def transcribe_all(self, paths: Sequence[Path], decoding: Decoding) -> list[Heard]:
-        """Many files in one call: one by one, unless the system has a better way."""
+    def transcribe_all(
+        self, paths: Sequence[Path], decoding: DecodingSettings
+    ) -> list[SystemTranscript]:
+        """Transcribe many files: one by one, unless the system overrides this."""
         return [self.transcribe(path, decoding) for path in paths]
 
 
 def load_audio(path: Path) -> "np.ndarray":
-    """Float32 samples of a file, 16,000 a second, for systems that are given samples.
+    """Load a file as float32 samples at 16 kHz, for systems that take samples.
 
-    Without PyTorch, so that a system's memory is its own.
+    PyTorch is not imported, so that it does not count in a system's memory.
     """
     import numpy as np
 
-    from asrmask import media
+    from asrmask.audio import media
 
     with media.opened(path, str(path)) as file:
         blocks = list(media.decode(file, str(path), 16_000))
@@ -93,12 +109,12 @@ def load_audio(path: Path) -> "np.ndarray":
 
 @dataclass(frozen=True)
 class Kind:
-    """A system that can be asked for."""
+    """A supported system."""
 
-    module: str  # of asrmask.systems
-    package: str  # what it needs, as Python imports it
-    install: str  # and as pip does
-    options: dict[str, str] = field(default_factory=dict)  # setting → which values it takes
+    module: str  # in asrmask.systems
+    package: str  # that it needs: import name
+    install: str  # the same: pip name
+    options: dict[str, str] = field(default_factory=dict)  # setting → description of its values
 
 
 BATCH = "a whole number of windows"
@@ -131,7 +147,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Named:
-    """A system by name, with its settings: what `faster-whisper:int8,batch=8` stands for."""
+    """The name of a system and its settings, as in `faster-whisper:int8,batch=8`."""
 
     name: str
     options: dict[str, str]
@@ -149,7 +165,7 @@ class Named:
         options: dict[str, str] = {}
         for part in filter(None, re.split(r"[,;]", rest)):
             key, sep, value = part.partition("=")
-            if not sep and known:  # the first setting is the one that goes without its name
+            if not sep and known:  # the first setting may be given without its name
                 key, value = next(iter(known)), part
             if key not in known or not value:
                 allowed = ", ".join(f"{k}= ({v})" for k, v in known.items()) or "none"
@@ -163,44 +179,41 @@ class Named:
         return f"{self.name}:{settings}" if settings else self.name
 
     def check(self) -> None:
-        """Raise OptionError unless its package is installed."""
+        """Raise MissingPackageError unless its package is installed."""
         kind = KINDS[self.name]
-        if find_spec(kind.package) is None:
-            raise OptionError(
-                f"{self.name} needs the package {kind.install}, got none: pip install "
-                f"{kind.install}"
-            )
+        require(self.name, kind.package, install=kind.install)
 
 
 def prepare(named: Named, model_name: str, folder: Path, model_dir: str | None = None) -> str:
-    """What `load` is to be given of a model: its name, or its weights, written to `folder`."""
+    """Return the `weights` argument of `load`: a model name, or a path.
+
+    Weights in another format are written to `folder` if the system needs them.
+    """
     named.check()
     if named.name == "faster-whisper":
-        from asrmask.checkpoints import read
-        from asrmask.systems import ct2
+        from asrmask.checkpoints import ctranslate2_writer, read
 
         path, checkpoint = read(model_name, model_dir)
         if (path / "model.bin").is_file() and (path / "tokenizer.json").is_file():
             return str(path)
         out = folder / "ctranslate2"
         if not (out / "model.bin").exists():
-            ct2.write(out, checkpoint)
+            ctranslate2_writer.write(out, checkpoint)
         return str(out)
     if named.name == "whisper.cpp":
-        from asrmask.checkpoints import read
-        from asrmask.systems import ggml
+        from asrmask.checkpoints import ggml, read
 
         form = one_of(named.options, "weights", ggml.FORMS)
         out = folder / f"ggml-{form}.bin"
         if not out.exists():
-            with replacing(out, binary=True) as file:
+            with atomic_write(out, binary=True) as file:
                 ggml.write(file, read(model_name, model_dir)[1], form)
         return str(out)
     return model_name
 
 
 def load(named: Named, weights: str, *, threads: int = 0, model_dir: str | None = None) -> System:
-    """A system with weights that `prepare` gave, ready to transcribe.
+    """Load a system with weights from `prepare`.
 
     threads: CPU threads; 0: all cores
     """
@@ -209,7 +222,7 @@ def load(named: Named, weights: str, *, threads: int = 0, model_dir: str | None 
 
 
 def whole_number(options: Mapping[str, str], key: str, default: int) -> int:
-    """The whole number, 1 or more, that a setting gives."""
+    """Parse a setting as a whole number, 1 or more."""
     value = options.get(key, str(default))
     if not value.isdecimal() or int(value) < 1:
         raise OptionError(f"{key} must be a whole number, 1 or more, got {value!r}")
@@ -217,7 +230,7 @@ def whole_number(options: Mapping[str, str], key: str, default: int) -> int:
 
 
 def one_of(options: Mapping[str, str], key: str, allowed: Iterable[str]) -> str:
-    """The value of a setting, the first of those allowed if it is not given."""
+    """Return the value of a setting; the default is the first allowed value."""
     several = list(allowed)
     value = options.get(key, several[0])
     if value not in several:

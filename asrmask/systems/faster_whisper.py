@@ -1,10 +1,10 @@
-"""faster-whisper: CTranslate2's kernels, file by file or with its batched pipeline."""
+"""faster-whisper (CTranslate2), file by file or with its batched pipeline."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asrmask.systems import Decoding, Heard, Piece, System, one_of, whole_number
+from asrmask.systems import DecodingSettings, Piece, System, SystemTranscript, one_of, whole_number
 
 
 def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str | None) -> System:
@@ -37,7 +37,7 @@ class FasterWhisper(System):
         else:
             self.timer.watch(self.model, "generate_with_fallback", "decoder")
 
-    def transcribe(self, path: Path, decoding: Decoding) -> Heard:
+    def transcribe(self, path: Path, decoding: DecodingSettings) -> SystemTranscript:
         found, about = self.pipeline.transcribe(
             self.load_audio(path),
             beam_size=decoding.beam_size or 1,
@@ -53,4 +53,4 @@ class FasterWhisper(System):
                 Piece(float(w.start), float(w.end), w.word) for s in segments for w in s.words or []
             ]
         pieces = [Piece(float(s.start), float(s.end), s.text) for s in segments]
-        return Heard("".join(s.text for s in segments), pieces, words, about.language)
+        return SystemTranscript("".join(s.text for s in segments), pieces, words, about.language)

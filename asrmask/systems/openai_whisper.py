@@ -1,17 +1,17 @@
-"""openai-whisper, with its Python defaults."""
+"""openai-whisper, with the defaults of its Python API."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asrmask.systems import Decoding, Heard, Piece, System
+from asrmask.systems import DecodingSettings, System, SystemTranscript
 
 
 def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str | None) -> System:
     import torch
 
     from asrmask.checkpoints import load_model
-    from asrmask.upstream import twin
+    from asrmask.systems.upstream import twin
 
     torch.set_num_threads(threads)
     return OpenaiWhisper(twin(load_model(weights, "cpu", model_dir)))
@@ -20,20 +20,20 @@ def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str 
 class OpenaiWhisper(System):
     def __init__(self, model: Any):
         super().__init__()
-        from asrmask import upstream
+        from asrmask.systems import upstream
 
         self.model = model
         self._transcribe = upstream.whisper().transcribe
 
     def watch(self) -> None:
         super().watch()
-        # the module of that name is hidden behind the function of that name
+        # whisper.transcribe is the function: it hides the module of the same name
         loop = self._transcribe.__globals__
         loop["log_mel_spectrogram"] = self.timer.timed("spectrogram", loop["log_mel_spectrogram"])
         for part in ("encoder", "decoder"):
             self.timer.watch(getattr(self.model, part), "forward", part)
 
-    def transcribe(self, path: Path, decoding: Decoding) -> Heard:
+    def transcribe(self, path: Path, decoding: DecodingSettings) -> SystemTranscript:
         found = self._transcribe(
             self.model,
             self.load_audio(path),
@@ -43,12 +43,4 @@ class OpenaiWhisper(System):
             task=decoding.task,
             word_timestamps=decoding.word_timestamps,
         )
-        words = None
-        if decoding.word_timestamps:
-            words = [
-                Piece(float(word["start"]), float(word["end"]), word["word"])
-                for segment in found["segments"]
-                for word in segment.get("words", [])
-            ]
-        segments = [Piece(float(s["start"]), float(s["end"]), s["text"]) for s in found["segments"]]
-        return Heard(found["text"], segments, words, found["language"])
+        return SystemTranscript.of(found)

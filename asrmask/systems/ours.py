@@ -1,37 +1,32 @@
-"""asrmask itself."""
+"""asrmask, through the same interface as the other systems."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from asrmask.presets import FAST
-from asrmask.systems import Decoding, Heard, Piece, System, one_of, whole_number
-
-if TYPE_CHECKING:
-    from asrmask.transcription import Transcription
+from asrmask.systems import DecodingSettings, System, SystemTranscript, one_of, whole_number
+from asrmask.transcription.presets import PRESETS, get_preset
 
 
 def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str | None) -> System:
     import torch
 
-    from asrmask.allocation import loading
     from asrmask.checkpoints import load_model
-    from asrmask.policy import Policy
+    from asrmask.malloc import keep_freed_memory
+    from asrmask.model.policy import Policy
 
     torch.set_num_threads(threads)
-    preset = one_of(options, "preset", ["none", "fast"])
-    settings: dict[str, Any] = dict(FAST) if preset == "fast" else {}
-    settings.pop("temperature_increment_on_fallback", None)  # the command's: here one is the only
+    name = one_of(options, "preset", ["none", *PRESETS])
+    preset = get_preset(None if name == "none" else name)
+    settings = dict(preset.options)
     if "padding" in options:
         settings["padding"] = Policy.parse(options["padding"].replace("+", ","))
     if "fallback" in options:
         settings["policy_fallback"] = one_of(options, "fallback", ["yes", "no"]) == "yes"
-    if "compute_type" in options:
-        settings["compute_type"] = options["compute_type"]
-    n_batch = whole_number(options, "batch", settings.pop("batch_size", 1))
-    compute_type = settings.pop("compute_type", None)
-    with loading():  # as the command does
-        model = load_model(weights, "cpu", model_dir, compute_type=compute_type)
+    n_batch = whole_number(options, "batch", preset.batch_size)
+    compute_type = options.get("compute_type", preset.compute_type)
+    keep_freed_memory()  # as the command line does
+    model = load_model(weights, "cpu", model_dir, compute_type=compute_type)
     return Ours(model, settings, n_batch)
 
 
@@ -44,23 +39,26 @@ class Ours(System):
 
     def watch(self) -> None:
         super().watch()
-        from asrmask import batches, transcriber, walk
-        from asrmask.audio import Recording, Spectrogram
+        from asrmask.audio.recording import Recording
+        from asrmask.audio.spectrogram import Spectrogram
+        from asrmask.transcription import scheduler, stream, window_loop
 
         self.timer.watch(Recording, "open", "audio")
         self.timer.watch(Spectrogram, "window", "spectrogram")
-        self.timer.watch(transcriber, "encode", "encoder")
-        self.timer.watch(transcriber, "decode_memory", "decoder")
-        self.timer.watch(walk, "add_words", "decoder")
-        self.timer.watch(batches, "encode_all", "encoder")
-        self.timer.watch(batches, "decode_memory", "decoder")
+        self.timer.watch(stream, "encode", "encoder")
+        self.timer.watch(stream, "decode_encoded", "decoder")
+        self.timer.watch(window_loop, "add_words", "decoder")
+        self.timer.watch(scheduler, "encode_all", "encoder")
+        self.timer.watch(scheduler, "decode_encoded", "decoder")
 
-    def transcribe(self, path: Path, decoding: Decoding) -> Heard:
+    def transcribe(self, path: Path, decoding: DecodingSettings) -> SystemTranscript:
         (heard,) = self.transcribe_all([path], decoding)
         return heard
 
-    def transcribe_all(self, paths: Sequence[Path], decoding: Decoding) -> list[Heard]:
-        from asrmask.batches import transcribe_all
+    def transcribe_all(
+        self, paths: Sequence[Path], decoding: DecodingSettings
+    ) -> list[SystemTranscript]:
+        from asrmask.transcription.api import transcribe_all
 
         asked = {
             **self.settings,
@@ -70,16 +68,4 @@ class Ours(System):
             "word_timestamps": decoding.word_timestamps,
         }
         found = transcribe_all(self.model, paths, batch_size=self.n_batch, **asked)
-        return [_heard(one, decoding.word_timestamps) for one in found]
-
-
-def _heard(found: "Transcription", has_words: bool) -> Heard:
-    words = None
-    if has_words:
-        words = [
-            Piece(word.start, word.end, word.word)
-            for segment in found.segments
-            for word in segment.words or []
-        ]
-    segments = [Piece(s.start, s.end, s.text) for s in found.segments]
-    return Heard(found.text, segments, words, found.language)
+        return [SystemTranscript.of(one) for one in found]

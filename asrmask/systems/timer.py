@@ -1,4 +1,4 @@
-"""Where the time goes: parts of a system, timed from outside."""
+"""Time the parts of a system by wrapping its functions."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ PARTS = ("audio", "spectrogram", "encoder", "decoder")
 
 
 class Timer:
-    """Seconds spent in each part; those of a part within another count for the inner one."""
+    """Seconds spent in each part; time in a nested part counts for the inner one only."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -38,7 +38,7 @@ class Timer:
         self._since = now
 
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, its time counted."""
+        """Wrap a function so that its time counts for a part."""
 
         @wraps(call)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -48,5 +48,5 @@ class Timer:
         return wrapper
 
     def watch(self, owner: Any, method: str, name: str) -> None:
-        """Count the time of a method (or a module's function) from now on."""
+        """Replace a method (or a module's function) with a timed one."""
         setattr(owner, method, self.timed(name, getattr(owner, method)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asrmask.systems import Decoding, Heard, Piece, System
+from asrmask.systems import DecodingSettings, Piece, System, SystemTranscript
 
 
 def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str | None) -> System:
@@ -19,8 +19,8 @@ def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str 
 class Transformers(System):
     def __init__(self, ours: Any):
         super().__init__()
-        from asrmask import huggingface
-        from asrmask.tokenizer import get_tokenizer
+        from asrmask.systems import huggingface
+        from asrmask.tokenizer.tokenizer import get_tokenizer
 
         module = huggingface.transformers()
         module.logging.set_verbosity_error()
@@ -34,7 +34,7 @@ class Transformers(System):
         self.timer.watch(self.model.model.encoder, "forward", "encoder")
         self.timer.watch(self.model.model.decoder, "forward", "decoder")
 
-    def transcribe(self, path: Path, decoding: Decoding) -> Heard:
+    def transcribe(self, path: Path, decoding: DecodingSettings) -> SystemTranscript:
         import torch
 
         samples = self.load_audio(path)
@@ -62,7 +62,9 @@ class Transformers(System):
             Piece(float(s["start"]), float(s["end"]), self._text(s["tokens"].tolist()))
             for s in found["segments"][0]
         ]
-        return Heard("".join(piece.text for piece in pieces), pieces, None, decoding.language)
+        return SystemTranscript(
+            "".join(piece.text for piece in pieces), pieces, None, decoding.language
+        )
 
     def _text(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(t for t in tokens if t < self.tokenizer.eot)

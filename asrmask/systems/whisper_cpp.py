@@ -1,4 +1,4 @@
-"""whisper.cpp, through pywhispercpp: float16 weights, or its own quantisation of them."""
+"""whisper.cpp through pywhispercpp, with float16 weights or its own quantised formats."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from asrmask.systems import Decoding, Heard, Piece, System
+from asrmask.systems import DecodingSettings, Piece, System, SystemTranscript
 
 GREEDY, BEAM = 0, 1  # pywhispercpp's strategies
 
@@ -17,7 +17,7 @@ def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Its library writes to standard error from C: not while this lasts."""
+    """While active, discard standard error, including what the C library writes."""
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -36,7 +36,7 @@ class WhisperCpp(System):
         self.models: dict[int, Any] = {}
 
     def model(self, strategy: int) -> Any:
-        """The model that searches in that way: it is chosen when a model is made."""
+        """Return a model for a search strategy, which is fixed when a model is created."""
         from pywhispercpp.model import Model
 
         if strategy not in self.models:
@@ -49,7 +49,7 @@ class WhisperCpp(System):
                 )
         return self.models[strategy]
 
-    def transcribe(self, path: Path, decoding: Decoding) -> Heard:
+    def transcribe(self, path: Path, decoding: DecodingSettings) -> SystemTranscript:
         model, choices = self.model(GREEDY), {}
         if decoding.beam_size is not None:
             choices = {"beam_search": {"beam_size": decoding.beam_size, "patience": -1.0}}
@@ -62,6 +62,8 @@ class WhisperCpp(System):
                 translate=decoding.task == "translate",
                 **choices,
             )
-        # its times are in hundredths of a second
+        # times are in hundredths of a second
         pieces = [Piece(s.t0 / 100, s.t1 / 100, s.text) for s in found]
-        return Heard(" ".join(piece.text for piece in pieces), pieces, None, decoding.language)
+        return SystemTranscript(
+            " ".join(piece.text for piece in pieces), pieces, None, decoding.language
+        )

@@ -1,0 +1,320 @@
+"""The spec of an ablation: its cells (conditions) and its primary comparison.
+
+A spec is a TOML file. A *grid* stands for all combinations of its lists. The spec has the cells of
+all grids, without duplicates:
+
+    question = "Does Whisper need to see its padding?"
+    primary = ["mask:both", "full"]     # the comparison for the verdict, fixed before the run
+    alpha = 0.05                        # level of the verdict; the others are Holm-corrected
+    models = ["tiny.en"]
+    inspect = true                      # measure every head (inspection/quantities.py); slower
+
+    [[grid]]
+    policies = ["trim", "virtual"]      # kinds of asrmask.Policy
+    margins = [0, 0.16, 1.28]           # seconds
+    fills = ["zero", "silence"]
+    positions = ["first", "last"]
+    decoding = ["greedy", "beam=5,timestamps,fallback"]
+    trailing = ["none", "silence=5", "noise=5@-40"]     # added to the audio; seconds @ decibels
+
+Combinations without a meaning (a margin of `full`, virtual padding that is not zero) are left out.
+The 2 × 2 of encoder and cross mask, `trim` and the controls are in every ablation.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from asrmask.audio.fill import noise_level
+from asrmask.errors import OptionError, brief
+from asrmask.model.policy import KINDS, Policy
+
+CONTROLS = ("none", "random", "all-valid")  # control masks; "none": the policy's own
+FACTORIAL = ("full", "mask:encoder", "mask:cross", "mask:both")
+MOST_TRAILING_S = 25.0
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Decoding settings: "greedy" or "beam=5", then ",timestamps" and ",fallback"."""
+
+    beam_size: int | None = None
+    timestamps: bool = False
+    fallback: bool = False  # decode runaways again under full
+
+    @classmethod
+    def parse(cls, text: str) -> "Decoding":
+        """
+        >>> Decoding.parse("beam=5,fallback")
+        Decoding(beam_size=5, timestamps=False, fallback=True)
+        """
+        search, *more = (part.strip() for part in text.split(","))
+        kind, _, size = search.partition("=")
+        known = set(more) <= {"timestamps", "fallback"} and len(more) == len(set(more))
+        good = search == "greedy" or (kind == "beam" and size.isdecimal() and 1 <= int(size) <= 32)
+        if not known or not good:
+            raise OptionError(
+                f"decoding must be greedy or beam=1..32, then ,timestamps ,fallback, got {text!r}"
+            )
+        return cls(int(size) if size else None, "timestamps" in more, "fallback" in more)
+
+    def __str__(self) -> str:
+        parts = ["greedy" if self.beam_size is None else f"beam={self.beam_size}"]
+        parts += ["timestamps"] * self.timestamps + ["fallback"] * self.fallback
+        return ",".join(parts)
+
+    @property
+    def bare(self) -> "Decoding":
+        return Decoding(self.beam_size, self.timestamps)
+
+
+@dataclass(frozen=True)
+class Trailing:
+    """Audio added at the end of a clip: "none", "silence=5" or "noise=5@-40" (seconds, dB)."""
+
+    seconds: float = 0.0
+    noise_db: float | None = None  # None: silence
+
+    @classmethod
+    def parse(cls, text: str) -> "Trailing":
+        """
+        >>> Trailing.parse("noise=2.5@-40")
+        Trailing(seconds=2.5, noise_db=-40.0)
+        """
+        if text == "none":
+            return cls()
+        kind, _, value = text.partition("=")
+        amount, _, level = value.partition("@")
+        try:
+            seconds = float(amount)
+            noise_db = noise_level(f"noise:{level}") if kind == "noise" else None
+        except (ValueError, OptionError):
+            seconds, noise_db = 0.0, None
+        if kind not in {"silence", "noise"} or not 0 < seconds <= MOST_TRAILING_S:
+            raise OptionError(
+                f"trailing must be none, silence=SECONDS or noise=SECONDS@DB with up to "
+                f"{MOST_TRAILING_S:g} s and DB in -120..0, got {text!r}"
+            )
+        return cls(seconds, noise_db)
+
+    def __str__(self) -> str:
+        if not self.seconds:
+            return "none"
+        if self.noise_db is None:
+            return f"silence={self.seconds:g}"
+        return f"noise={self.seconds:g}@{self.noise_db:g}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One condition of the experiment."""
+
+    model: str
+    policy: Policy
+    decoding: Decoding = Decoding()
+    trailing: Trailing = Trailing()
+    control: str = "none"
+
+    def __str__(self) -> str:
+        """Return the name in records and tables: model, policy, and what is not the default."""
+        policy = str(self.policy)
+        if self.control != "none":
+            policy = {"random": "mask:random", "all-valid": "mask:all-valid"}[self.control]
+        more = [self.model, policy]
+        more += [str(self.decoding)] if self.decoding != Decoding() else []
+        more += [f"+ {self.trailing}"] if self.trailing.seconds else []
+        return " ".join(more)
+
+    @property
+    def reference(self) -> "Cell":
+        """The cell to compare with: everything visible, no fallback, all else equal."""
+        return Cell(self.model, Policy(), self.decoding.bare, self.trailing)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Lists of settings; the cells are all combinations."""
+
+    policies: tuple[str, ...] = ("full",)
+    margins: tuple[float, ...] | None = None  # None: each policy's default
+    fills: tuple[str, ...] = ("zero",)
+    positions: tuple[str, ...] = ("first",)
+    decoding: tuple[str, ...] = ("greedy",)
+    trailing: tuple[str, ...] = ("none",)
+
+    def cells(self, model: str) -> list[Cell]:
+        found = []
+        for kind, margin, fill, positions, how, added in product(
+            self.policies,
+            self.margins or (None,),
+            self.fills,
+            self.positions,
+            self.decoding,
+            self.trailing,
+        ):
+            if kind not in KINDS:
+                raise OptionError(f"policies must be of {', '.join(KINDS)}, got {kind!r}")
+            decoding, trailing = Decoding.parse(how), Trailing.parse(added)
+            if kind == "full":
+                margin = None
+            elif kind == "virtual" and (fill, positions) != ("zero", "first"):
+                continue
+            policy = Policy(kind, margin, fill, positions)
+            found.append(Cell(model, policy, decoding, trailing))
+        return found
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The definition of an ablation."""
+
+    name: str = "custom"
+    question: str = "What does Whisper do when its padding is hidden?"
+    primary: tuple[str, str] = ("mask:both", "full")
+    alpha: float = 0.05
+    models: tuple[str, ...] = ("tiny.en",)
+    grid: tuple[Grid, ...] = ()
+    seed: int = 0
+    batch_size: int = 8
+    most_clips: int | None = None
+    inspect: bool = False  # also record attention measurements of every head
+
+    def __post_init__(self) -> None:
+        if len(self.primary) != 2:
+            raise OptionError(f"primary must be two policies, got {list(self.primary)}")
+        if not 0 < self.alpha < 1:
+            raise OptionError(f"alpha must be between 0 and 1, got {self.alpha}")
+        if not self.models:
+            raise OptionError("models must be one or more, got none")
+        if self.batch_size < 1:
+            raise OptionError(f"batch_size must be 1 or more, got {self.batch_size}")
+        if self.most_clips is not None and self.most_clips < 1:
+            raise OptionError(f"most_clips must be 1 or more, got {self.most_clips}")
+        cells = self.cells()  # raises OptionError if a grid is wrong
+        for text in self.primary:
+            if Cell(self.models[0], Policy.parse(text)) not in cells:
+                raise OptionError(f"primary must be of the cells, got {text!r}, which is none")
+
+    def cells(self) -> list[Cell]:
+        """Return every cell once, the factorial and the controls first."""
+        found: list[Cell] = []
+        for model in self.models:
+            found += Grid((*FACTORIAL, "trim")).cells(model)
+            both = Policy("mask:both")
+            found += [Cell(model, both, control=control) for control in CONTROLS[1:]]
+            for grid in self.grid:
+                found += grid.cells(model)
+        # the references that cells are compared with must be run too
+        found += [cell.reference for cell in found]
+        return list(dict.fromkeys(found))
+
+    @property
+    def hash(self) -> str:
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+MARGINS_S = (0.0, 0.16, 0.64, 1.28, 2.56, 6.0)
+PRESETS = {
+    "quick": Spec(
+        name="quick",
+        grid=(Grid(("trim", "virtual"), (0.0, 1.28)), Grid(("virtual",))),
+        most_clips=5,
+    ),
+    "standard": Spec(
+        name="standard",
+        grid=(
+            Grid((*FACTORIAL, "trim"), fills=("zero", "silence")),
+            Grid(("trim",), MARGINS_S, ("zero", "silence")),
+            Grid(("trim",), (0.0, 1.28), ("zero", "silence"), ("last",)),
+            Grid(("mask:encoder", "mask:cross"), (1.28,)),
+            Grid(("virtual",), (0.0, 0.64, 1.28)),
+            Grid(("full", "mask:both", "virtual"), decoding=("beam=5", "greedy,timestamps")),
+            Grid(("mask:both", "trim", "virtual"), decoding=("greedy,fallback",)),
+            Grid(("full", "mask:both", "virtual"), trailing=("silence=5", "noise=5@-40")),
+        ),
+    ),
+    "full": Spec(
+        name="full",
+        grid=(
+            Grid(
+                (*FACTORIAL, "trim", "virtual"),
+                MARGINS_S,
+                ("zero", "silence", "noise:-40"),
+                ("first", "last"),
+                ("greedy", "greedy,fallback", "greedy,timestamps", "beam=5", "beam=5,timestamps"),
+            ),
+            Grid(
+                (*FACTORIAL, "trim", "virtual"),
+                (0.0, 1.28),
+                trailing=("silence=2", "silence=5", "silence=10", "noise=5@-60", "noise=5@-40"),
+            ),
+        ),
+    ),
+}
+
+
+def read(path: Path) -> Spec:
+    """Read and validate the spec in a TOML file."""
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # type: ignore[no-redef]
+
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{path}: {error.strerror}, expected a spec") from None
+    except RecursionError:
+        raise OptionError(f"{path}: expected TOML, got a table or list nested too deeply") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path}: expected TOML, got {error}") from None
+    try:
+        return of(content)
+    except OptionError as error:
+        raise OptionError(f"{path}: {error}") from None
+
+
+def of(content: Mapping[str, Any]) -> Spec:
+    """Build a spec from a table; its `preset` entry names a preset to start from."""
+    table = dict(content)
+    preset = table.pop("preset", None)
+    if preset is not None and preset not in list(PRESETS):
+        raise OptionError(f"preset must be one of {', '.join(PRESETS)}, got {brief(preset)}")
+    start = asdict(PRESETS[preset]) if preset else {}
+    grids = table.get("grid", start.get("grid", ()))
+    if not isinstance(grids, (list, tuple)) or not all(isinstance(g, Mapping) for g in grids):
+        raise OptionError("grid must be tables, [[grid]], got something else")
+    values = {**start, **table, "grid": tuple(_checked(Grid, grid, "grid") for grid in grids)}
+    return _checked(Spec, values, "spec")
+
+
+def _checked(kind: type, table: Mapping[str, Any], name: str) -> Any:
+    """Build a Spec or Grid from a table, after checking names and types."""
+    known = {f.name: f for f in fields(kind)}
+    if extra := sorted(set(table) - set(known)):
+        raise OptionError(f"{name} must be of {', '.join(known)}, got {extra[0]!r}")
+    values = {}
+    for key, value in table.items():
+        is_list = "tuple" in str(known[key].type)
+        if is_list and value is not None:
+            if not isinstance(value, (list, tuple)):
+                raise OptionError(f"{key} must be a list, got {brief(value)}")
+            wanted = (int, float) if key == "margins" else (str, Grid)
+            if bad := [v for v in value if not isinstance(v, wanted) or isinstance(v, bool)]:
+                raise OptionError(f"{key} must be a list of its kind, got {brief(bad[0])} in it")
+            value = tuple(float(v) if key == "margins" else v for v in value)
+        elif not is_list and value is not None:
+            kinds = {"name": str, "question": str, "inspect": bool, "alpha": float}
+            kind_of = kinds.get(key, int)
+            if type(value) is not kind_of:
+                raise OptionError(f"{key} must be of type {kind_of.__name__}, got {brief(value)}")
+        values[key] = value
+    return kind(**values)

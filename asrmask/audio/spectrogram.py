@@ -1,0 +1,205 @@
+"""Log-Mel spectrograms of 16 kHz mono samples, and their padding.
+
+Padding happens in one place, `Spectrogram.window`. The caller chooses its kind:
+
+- "zero" pads the *spectrogram* with 0.0, as openai-whisper's transcribe() and faster-whisper do;
+- "silence" pads the *samples* with 0, as openai-whisper's decode() example, transformers and
+  whisper.cpp do. Such frames are at the spectrogram's floor, (peak − 8 + 4) / 4, which differs
+  between clips;
+- "noise:DB" pads the samples with white noise at DB dBFS ("noise:-40"), from a fixed seed.
+"""
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asrmask import assets
+from asrmask.audio.constants import FRAMES_PER_POSITION, HOP_LENGTH, N_FFT, N_FRAMES, N_SAMPLES
+from asrmask.audio.fill import noise_level
+from asrmask.audio.noise import white_noise
+from asrmask.audio.recording import Recording, load_audio
+from asrmask.errors import AudioError, OptionError
+
+MAX_BLOCKS = 8  # 30 s blocks of a spectrogram kept in memory
+
+
+Array = TypeVar("Array", np.ndarray, Tensor)
+
+
+def pad_or_trim(array: Array, length: int = N_SAMPLES, *, axis: int = -1) -> Array:
+    """Trim an axis to `length` entries, or pad it with zeros at the end."""
+    size = array.shape[axis]
+    index = [slice(None)] * array.ndim
+    index[axis] = slice(0, length)
+    cut = array[tuple(index)]
+    if size >= length:
+        return cut
+    if isinstance(cut, Tensor):
+        after = cut.ndim - 1 - axis % cut.ndim
+        return F.pad(cut, [0, 0] * after + [0, length - size])
+    widths = [(0, 0)] * cut.ndim
+    widths[axis] = (0, length - size)
+    return np.pad(cut, widths)
+
+
+@cache
+def mel_filters(n_mels: int, device: torch.device) -> Tensor:
+    """The Mel filter bank (n_mels, 201) that Whisper was trained with."""
+    with np.load(assets.path("mel_filters.npz"), allow_pickle=False) as filters:
+        known = sorted(int(name.removeprefix("mel_")) for name in filters)
+        if n_mels not in known:
+            raise OptionError(f"n_mels must be one of {known}, got {n_mels}")
+        return torch.from_numpy(filters[f"mel_{n_mels}"]).to(device)
+
+
+def _log_power(samples: Tensor, n_mels: int, *, center: bool) -> Tensor:
+    """Return log10 of the Mel power, (n_mels, frames). With `center`, frames = hops + 1."""
+    window = torch.hann_window(N_FFT, device=samples.device)
+    stft = torch.stft(samples, N_FFT, HOP_LENGTH, window=window, center=center, return_complex=True)
+    power = mel_filters(n_mels, samples.device) @ stft.abs().square()
+    return power.clamp(min=1e-10).log10()
+
+
+def _scaled(log_power: Tensor, peak: Tensor | float) -> Tensor:
+    """Clamp to 80 dB below the recording's peak and scale to about −1..1, the model's input."""
+    return (torch.clamp(log_power, min=float(peak) - 8.0) + 4.0) / 4.0
+
+
+def log_mel_spectrogram(
+    audio: str | Path | np.ndarray | Tensor,
+    n_mels: int = 80,
+    padding: int = 0,
+    device: str | torch.device | None = None,
+) -> Tensor:
+    """Return the log-Mel spectrogram (n_mels, n_frames) of a file or of 16 kHz samples.
+
+    padding: number of zero samples to append first
+    """
+    if isinstance(audio, (str, Path)):
+        audio = load_audio(audio)
+    samples = torch.as_tensor(audio, device=device)
+    if padding > 0:
+        samples = F.pad(samples, (0, padding))
+    if samples.shape[-1] <= N_FFT // 2:  # torch.stft reflects this many at each end
+        raise AudioError(f"expected more than {N_FFT // 2} samples, got {samples.shape[-1]}")
+    log_power = _log_power(samples, n_mels, center=True)[..., :-1]
+    return _scaled(log_power, log_power.max())
+
+
+@dataclass(frozen=True)
+class Features:
+    """The log-Mel frames of one window, and how many of them are real audio.
+
+    frames:   (n_mels, frames), real frames first, then padding; trailing zeros may be omitted
+    n_frames: number of real frames
+    fill:     kind of padding
+    size:     window size in frames
+    """
+
+    frames: Tensor
+    n_frames: int
+    fill: str = "zero"
+    size: int = N_FRAMES
+
+    @property
+    def mel(self) -> Tensor:
+        """The padded frames, (n_mels, size)."""
+        return pad_or_trim(self.frames, self.size)
+
+    @property
+    def n_positions(self) -> int:
+        """Number of encoder positions that cover at least one real frame."""
+        return -(-self.n_frames // FRAMES_PER_POSITION)
+
+
+class Spectrogram:
+    """The log-Mel spectrogram of a recording, computed on demand.
+
+    Values equal log_mel_spectrogram of the full recording, but only a few 30 s blocks are in memory
+    at a time.
+    """
+
+    def __init__(self, recording: Recording, n_mels: int):
+        self.recording = recording
+        self.n_mels = n_mels
+        self.n_frames = recording.n_samples // HOP_LENGTH
+        self._blocks: dict[int, Tensor] = {}  # LRU cache, most recently used last
+
+    @cached_property
+    def _survey(self) -> tuple[float, Tensor]:
+        """`peak` and `loudness`, from one pass over the recording."""
+        last = self.n_frames + 3  # includes every frame that overlaps the recording's end
+        peaks, means = [], []
+        for i in range(0, last, N_FRAMES):
+            block = self._log_power(i, min(i + N_FRAMES, last))
+            peaks.append(float(block.max()))
+            means.append(block.mean(dim=0))
+        return max(peaks), torch.cat(means)[: self.n_frames]
+
+    @property
+    def peak(self) -> float:
+        """The maximum log10 Mel power of the recording. The floor is relative to it."""
+        return self._survey[0]
+
+    @property
+    def loudness(self) -> Tensor:
+        """(n_frames,) log10 Mel power of each frame, averaged over Mel bands."""
+        return self._survey[1]
+
+    def window(self, start: int, n_frames: int, *, fill: str, size: int = N_FRAMES) -> Features:
+        """Return frames start..start + n_frames, padded to `size`. n_frames = 0: only padding."""
+        if not 0 <= n_frames <= size or start < 0 or start + n_frames > self.n_frames:
+            raise OptionError(
+                f"frames must be 0..{size} of the recording's {self.n_frames}, "
+                f"got {start}..{start + n_frames}"
+            )
+        noise_db = noise_level(fill)
+        if fill == "zero" or n_frames == size:  # a full window has no padding
+            frames = _scaled(self._log_power(start, start + n_frames), self.peak)
+            # free memory at the end of the recording: many recordings may be open at once
+            if start + n_frames == self.n_frames:
+                self._blocks.clear()
+            return Features(frames, n_frames, fill, size)
+        stop = start + n_frames
+        end = self.recording.n_samples if stop == self.n_frames else stop * HOP_LENGTH
+        first = start * HOP_LENGTH - N_FFT // 2
+        wanted = (size - 1) * HOP_LENGTH + N_FFT
+        heard = self.recording.read(first, end)
+        samples = pad_or_trim(heard, wanted)
+        if noise_db is not None:
+            rng = np.random.default_rng(0)
+            samples[len(heard) :] = white_noise(rng, wanted - len(heard), noise_db)
+        log_power = _log_power(torch.from_numpy(samples), self.n_mels, center=False)
+        return Features(_scaled(log_power, self.peak), n_frames, fill, size)
+
+    def _log_power(self, start: int, stop: int) -> Tensor:
+        """Return unscaled frames start..stop, assembled from cached blocks."""
+        if start == stop:
+            return torch.empty(self.n_mels, 0)
+        first = start // N_FRAMES
+        blocks = [self._block(i) for i in range(first, (stop - 1) // N_FRAMES + 1)]
+        joined = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+        offset = first * N_FRAMES
+        return joined[:, start - offset : stop - offset]
+
+    def _block(self, index: int) -> Tensor:
+        block = self._blocks.pop(index, None)
+        if block is None:
+            block = self._compute_block(index)
+            if len(self._blocks) == MAX_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+        self._blocks[index] = block
+        return block
+
+    def _compute_block(self, index: int) -> Tensor:
+        start = index * N_FRAMES * HOP_LENGTH - N_FFT // 2
+        stop = min(start + N_SAMPLES, self.recording.n_samples + 2 * HOP_LENGTH)
+        n_hops = -(-(stop - start) // HOP_LENGTH)
+        samples = self.recording.read(start, start + (n_hops - 1) * HOP_LENGTH + N_FFT)
+        return _log_power(torch.from_numpy(samples), self.n_mels, center=False)

@@ -1,1 +1,0 @@
-"""Experiments: what the padding does, measured."""

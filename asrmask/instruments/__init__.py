@@ -1,1 +1,0 @@
-"""Instruments: what is measured inside the model, counted over real positions only."""

@@ -1,0 +1,1 @@
+"""Transcribe recordings of any length: window loop, batching, word timestamps, writers."""
