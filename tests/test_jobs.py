@@ -221,6 +221,20 @@ def test_what_is_cut_off_leaves_whole_files_and_can_be_finished(
     assert kept == {path: path.stat().st_mtime_ns for path in kept}
 
 
+def test_an_interruption_waits_for_the_outputs_of_a_file():
+    done = []
+
+    def write():
+        with jobs.delayed_interrupt():
+            signal.raise_signal(signal.SIGINT)
+            done.append("written")
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert done == ["written"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_interrupted_between_files_says_what_is_left(monkeypatch, tmp_path, capsys):
     def cut_off(job):
         raise AudioError("a.wav: truncated")

@@ -1,6 +1,8 @@
 """Transcribe many files: plan outputs, process the files, report errors."""
 
 import os
+import signal
+import threading
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -107,6 +109,23 @@ def _stem(source: str) -> str:
     return "stdin" if source == "-" else Path(source).stem
 
 
+@contextmanager
+def delayed_interrupt() -> Iterator[None]:
+    """Delay Ctrl-C to the end of the block, where Python's own handler would raise it."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    caught: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if caught:
+        raise KeyboardInterrupt
+
+
 @dataclass
 class FileQueue:
     """The jobs of one command, and their outcomes."""
@@ -153,13 +172,14 @@ class FileQueue:
             self.settle(job, [f"{told}, please report it with what ASRMASK_DEBUG=1 shows"])
 
     def finish(self, job: Job, opened: "Opened", result: Transcription) -> None:
-        """Write the outputs of a job."""
-        for form, path in job.outputs.items():
-            save(result, path, form, self.layout)
-        self.audio_s += result.duration
-        if result.padding is not None:
-            say(str(result.padding))
-        self.settle(job, opened.problems)
+        """Write the outputs of a job, all of them even if the user interrupts."""
+        with delayed_interrupt():
+            for form, path in job.outputs.items():
+                save(result, path, form, self.layout)
+            self.audio_s += result.duration
+            if result.padding is not None:
+                say(str(result.padding))
+            self.settle(job, opened.problems)
 
     def interrupted(self) -> int:
         n_done = len(self.jobs) - len(self.left) - len(self.failed)
