@@ -73,13 +73,13 @@ def progress(title: str, has_lines: bool = False) -> Iterator[Advance]:
     with bar:
         task = bar.add_task(printable(title), total=None)
 
-        class Shown(Advance):
+        class Bar(Advance):
             def __call__(
                 self, done: float, total: int, told: str = "", is_whole: bool = False
             ) -> None:
                 bar.update(task, completed=min(done, total), total=total)
 
-        yield Shown()
+        yield Bar()
 
 
 def say(text: str) -> None:

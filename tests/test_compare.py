@@ -14,7 +14,7 @@ from asrmask.audio.recording import Recording, load_audio
 from asrmask.checkpoints import load_model
 from asrmask.comparison import sampling, stages
 from asrmask.comparison.divergence import DecodingAttempt, Divergence, first_divergence
-from asrmask.comparison.peers import OpenaiWhisper, TextPeer
+from asrmask.comparison.peers import TextPeer, UpstreamPeer
 from asrmask.comparison.run import Comparison, clips_of
 from asrmask.comparison.sampling import Draw
 from asrmask.comparison.times import times_between
@@ -470,7 +470,7 @@ def test_drawn_texts_are_the_same_too(model, upstream_model, speech):
     """Temperatures above 0 draw the same random numbers in both."""
     comparison = Comparison(
         model,
-        [OpenaiWhisper(upstream_model)],
+        [UpstreamPeer(upstream_model)],
         Settings(temperature=(0.8,)),
         DecodingOptions(best_of=2),
     )

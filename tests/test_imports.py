@@ -114,8 +114,9 @@ def clone(tmp_path_factory):
     root, folder = PACKAGE.parent, tmp_path_factory.mktemp("above") / "asrmask"
     shutil.copytree(PACKAGE, folder / "asrmask", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(root / "data", folder / "data", ignore=shutil.ignore_patterns("results"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(root / name, folder)
+    (folder / "scripts").mkdir()
+    for name in ("pyproject.toml", "scripts/build.py", "README.md", "LICENSE"):
+        shutil.copy(root / name, folder / name)
     return folder
 
 

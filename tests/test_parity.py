@@ -7,7 +7,7 @@ from asrmask import DecodingOptions, Recording, Settings, Spectrogram, detect_la
 from asrmask.audio.constants import N_FRAMES
 from asrmask.audio.recording import load_audio
 from asrmask.comparison.divergence import first_divergence
-from asrmask.comparison.peers import OpenaiWhisper, run
+from asrmask.comparison.peers import UpstreamPeer, run
 from asrmask.comparison.run import Comparison
 from asrmask.comparison.transcripts import first_difference
 from asrmask.evaluation.corpus import Clip, from_manifest
@@ -132,7 +132,7 @@ ONE_TRY = Settings(temperature=0.0, no_speech_threshold=None)
 )
 def test_sample_clips_are_equal_greedily_and_with_beams(model, upstream_model, samples, choices):
     comparison = Comparison(
-        model, [OpenaiWhisper(upstream_model)], ONE_TRY, DecodingOptions(**choices)
+        model, [UpstreamPeer(upstream_model)], ONE_TRY, DecodingOptions(**choices)
     )
     for path in list(samples)[1:3]:
         (found,) = comparison.compare(Clip(path)).against
@@ -145,7 +145,7 @@ def test_a_difference_is_found_and_placed(model, upstream_model, sample):
     from asrmask.checkpoints import load_model
 
     changed = load_model("tiny.en")
-    opponent, options = OpenaiWhisper(upstream_model), DecodingOptions(without_timestamps=True)
+    opponent, options = UpstreamPeer(upstream_model), DecodingOptions(without_timestamps=True)
     ours = run(model, load_audio(sample), ONE_TRY, options)
     third = ours.attempts[0].result.tokens[3]
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_languages_are_transcribed_and_translated_as_upstream_does(
     base_model, base_twin, spoken, task
 ):
     comparison = Comparison(
-        base_model, [OpenaiWhisper(base_twin)], Settings(), DecodingOptions(task=task)
+        base_model, [UpstreamPeer(base_twin)], Settings(), DecodingOptions(task=task)
     )
     for clip in spoken:
         compared = comparison.compare(clip)
@@ -205,7 +205,7 @@ def test_words_of_a_long_recording_are_timed_as_upstream_does(model, upstream_mo
     clip = Clip(shared / "longform" / "sonnet2.mp3")
     comparison = Comparison(
         model,
-        [OpenaiWhisper(upstream_model)],
+        [UpstreamPeer(upstream_model)],
         Settings(word_timestamps=True),
         DecodingOptions(),
     )

@@ -8,6 +8,5 @@ CHUNK_LENGTH = 30  # seconds per window, the model's input length
 N_SAMPLES = CHUNK_LENGTH * SAMPLE_RATE  # 480,000 samples per window
 N_FRAMES = N_SAMPLES // HOP_LENGTH  # 3,000 frames per window
 FRAMES_PER_POSITION = 2  # the encoder's second convolution has stride 2
-WINDOW_S = 30  # seconds per window
 POSITIONS_PER_SECOND = 50  # encoder output rate
-N_POSITIONS = WINDOW_S * POSITIONS_PER_SECOND  # 1,500 encoder positions per window
+N_POSITIONS = CHUNK_LENGTH * POSITIONS_PER_SECOND  # 1,500 encoder positions per window

@@ -133,13 +133,13 @@ def _opponents(
     import torch
 
     from asrmask import systems
-    from asrmask.comparison.peers import OPENAI, OpenaiWhisper, TextPeer, failing
+    from asrmask.comparison.peers import OPENAI, TextPeer, UpstreamPeer, failing
     from asrmask.systems import upstream
 
     found: list[Peer] = []
     for name in names:
         if name == OPENAI:
-            found.append(OpenaiWhisper(upstream.twin(model)))
+            found.append(UpstreamPeer(upstream.twin(model)))
             continue
         named = systems.Named.parse(name)
         threads = torch.get_num_threads()

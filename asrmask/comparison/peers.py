@@ -127,7 +127,7 @@ def failing(name: str) -> Iterator[None]:
         raise AsrmaskError(f"{name} failed: {type(error).__name__}: {one_line(error)}") from error
 
 
-class OpenaiWhisper:
+class UpstreamPeer:
     """Compares every stage of every window with openai-whisper, on the same weights."""
 
     name = OPENAI
@@ -245,4 +245,4 @@ class TextPeer:
         )
 
 
-Peer = OpenaiWhisper | TextPeer
+Peer = UpstreamPeer | TextPeer

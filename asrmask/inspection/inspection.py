@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asrmask.audio.constants import FRAMES_PER_SECOND, POSITIONS_PER_SECOND, WINDOW_S
+from asrmask.audio.constants import CHUNK_LENGTH, FRAMES_PER_SECOND, POSITIONS_PER_SECOND
 from asrmask.audio.recording import Recording
 from asrmask.audio.spectrogram import Features
 from asrmask.decoding.options import DecodingOptions
@@ -70,7 +70,7 @@ class Shown:
     @property
     def hides(self) -> bool:
         """Whether part of the window is hidden from cross-attention."""
-        return int(self.measurement.ground.counts.sum()) < WINDOW_S * POSITIONS_PER_SECOND
+        return int(self.measurement.ground.counts.sum()) < CHUNK_LENGTH * POSITIONS_PER_SECOND
 
     @property
     def name(self) -> str:

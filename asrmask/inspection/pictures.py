@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from asrmask.audio.constants import FRAMES_PER_SECOND, POSITIONS_PER_SECOND, WINDOW_S
+from asrmask.audio.constants import CHUNK_LENGTH, FRAMES_PER_SECOND, POSITIONS_PER_SECOND
 from asrmask.inspection.inspection import N_BINS, Inspection, Shown
 from asrmask.inspection.online import Tally
 from asrmask.inspection.quantities import DEFINED, KINDS, QUANTITIES
@@ -144,7 +144,7 @@ def cross_maps(shown: Shown, heads: Sequence[Panel]) -> bytes:
     starts, counts = ground.starts[0].cpu().numpy(), ground.counts[0].cpu().numpy()
     n_audio = int(ground.audio.sum())
     first = int(starts.min())
-    n_all = WINDOW_S * POSITIONS_PER_SECOND
+    n_all = CHUNK_LENGTH * POSITIONS_PER_SECOND
     panels = np.atleast_1d(np.asarray(figure.subplots(len(heads), 1)))
     for axes, (title, pairs) in zip(panels, heads, strict=True):
         rows = np.stack([found.weights[f"decoder.{layer}.cross"][head] for layer, head in pairs])

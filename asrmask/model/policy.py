@@ -17,7 +17,7 @@ label of a result. Its text form is the kind, followed by the options that diffe
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from asrmask.audio.constants import N_POSITIONS, POSITIONS_PER_SECOND, WINDOW_S
+from asrmask.audio.constants import CHUNK_LENGTH, N_POSITIONS, POSITIONS_PER_SECOND
 from asrmask.audio.fill import noise_level
 from asrmask.errors import OptionError
 
@@ -28,7 +28,7 @@ KINDS: tuple[Kind, ...] = ("full", "mask:encoder", "mask:cross", "mask:both", "t
 POSITIONS = ("first", "last")
 VIRTUAL_MARGIN_S = 0.64  # closest to full for its cost, by `scripts/policies sweep`
 ALLOWED = (
-    f"{', '.join(KINDS)}, then ,margin=0..{WINDOW_S} (seconds) "
+    f"{', '.join(KINDS)}, then ,margin=0..{CHUNK_LENGTH} (seconds) "
     f",fill=zero|silence|noise:DB ,positions=first|last"
 )
 
@@ -55,8 +55,8 @@ class Policy:
         if self.positions not in POSITIONS:
             raise OptionError(f"positions must be first or last, got {self.positions!r}")
         is_number = isinstance(self.margin, (int, float)) and not isinstance(self.margin, bool)
-        if self.margin is not None and not (is_number and 0 <= self.margin <= WINDOW_S):
-            raise OptionError(f"margin must be 0..{WINDOW_S} seconds, got {self.margin}")
+        if self.margin is not None and not (is_number and 0 <= self.margin <= CHUNK_LENGTH):
+            raise OptionError(f"margin must be 0..{CHUNK_LENGTH} seconds, got {self.margin}")
         if self.kind == "full" and self.margin:
             raise OptionError(
                 f"margin is for {', '.join(KINDS[1:])}, got {self.margin} with full, which shows "
@@ -90,7 +90,7 @@ class Policy:
         try:
             seconds = None if margin is None else float(margin)
         except ValueError:
-            raise OptionError(f"margin must be 0..{WINDOW_S} seconds, got {margin!r}") from None
+            raise OptionError(f"margin must be 0..{CHUNK_LENGTH} seconds, got {margin!r}") from None
         return cls(kind, seconds, **given)  # type: ignore[arg-type]
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from asrmask.audio.constants import SAMPLE_RATE, WINDOW_S
+from asrmask.audio.constants import CHUNK_LENGTH, SAMPLE_RATE
 from asrmask.audio.noise import white_noise
 from asrmask.audio.recording import Recording
 from asrmask.evaluation.alignment import aligned
@@ -53,7 +53,7 @@ NOTHING = "nothing but silence or noise"
 SIGNS = {  # from a row to a number: more of it is a stronger sign
     "attention on padding": lambda row: row["attention_on_padding"],
     "attention on padding ÷ padding's share of the window": lambda row: (
-        row["attention_on_padding"] * WINDOW_S / row["padding_s"]
+        row["attention_on_padding"] * CHUNK_LENGTH / row["padding_s"]
     ),
     "seconds of padding (control)": lambda row: row["padding_s"],
     "no_speech_prob": lambda row: row["no_speech_prob"],

@@ -1,19 +1,18 @@
-"""Puts the sample speech of data/ into the installed package: virtual padding is made from it.
+"""The build step of pyproject.toml: put the sample speech of data/ into wheels.
 
-Everything else is in pyproject.toml. A package mapped to data/ there would do the same, but then an
-editable install is a finder that loses against a folder named asrmask in the working directory.
+Virtual padding is made from it. Mapping a package to data/ would do the same, but then an editable
+install is a finder that loses against a folder named asrmask in the working directory.
 """
 
 import shutil
 from pathlib import Path
 
-from setuptools import setup
 from setuptools.command.build_py import build_py
 
 SPEECH = sorted(map(str, Path("data").glob("*.*")))
 
 
-class WithSpeech(build_py):
+class BuildWithSpeech(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:  # in a clone, data/ is found beside the package
@@ -23,7 +22,4 @@ class WithSpeech(build_py):
                 shutil.copy(path, folder)
 
     def get_source_files(self) -> list[str]:
-        return [*super().get_source_files(), *SPEECH]
-
-
-setup(cmdclass={"build_py": WithSpeech})
+        return [*super().get_source_files(), *SPEECH, "scripts/build.py"]
