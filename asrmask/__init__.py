@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from asrmask.audio.vad import VadOptions as VadOptions
     from asrmask.checkpoints import available_models as available_models
     from asrmask.checkpoints import load_model as load_model
-    from asrmask.decoding.language import detect_language as detect_language
     from asrmask.decoding.options import DecodingOptions as DecodingOptions
     from asrmask.decoding.options import DecodingResult as DecodingResult
     from asrmask.decoding.task import decode as decode
+    from asrmask.decoding.task import detect_language as detect_language
     from asrmask.errors import AsrmaskError as AsrmaskError
     from asrmask.errors import AudioError as AudioError
     from asrmask.errors import AudioWarning as AudioWarning
@@ -44,9 +44,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "audio.spectrogram": "Features Spectrogram log_mel_spectrogram pad_or_trim",
         "audio.vad": "VadOptions",
         "checkpoints": "available_models load_model",
-        "decoding.language": "detect_language",
         "decoding.options": "DecodingOptions DecodingResult",
-        "decoding.task": "decode",
+        "decoding.task": "decode detect_language",
         "errors": "AsrmaskError AudioError AudioWarning CheckpointError OptionError",
         "model.dimensions": "ModelDimensions",
         "model.policy": "Policy",

@@ -31,10 +31,7 @@ def path(name: str) -> Path:
 @cache
 def table(module: str, name: str) -> Any:
     """Return the literal that `module`, a file of openai-whisper, assigns to `name`."""
-    tree = ast.parse((folder() / module).read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(target, ast.Name) and target.id == name for target in node.targets
-        ):
+    for node in ast.parse((folder() / module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
             return ast.literal_eval(node.value)
     raise LookupError(f"{module} of the installed openai-whisper assigns no {name}")

@@ -1,12 +1,5 @@
 """The exceptions of this package, and helpers for their messages.
 
-    AsrmaskError
-    ├── AudioError            the recording cannot be read, or is empty
-    ├── CheckpointError       weights are missing, damaged or have the wrong shape
-    ├── MissingPackageError   an optional package is not installed (also an ImportError)
-    └── OptionError           a value is not allowed (also a ValueError)
-        └── UnknownOptionError   there is no option of that name (also a TypeError)
-
 Each message is one line that names the problem, what was found and what was expected.
 """
 
@@ -26,12 +19,12 @@ def printable(text: str) -> str:
     >>> print(printable("caf\\udcc3\\udca9 caf\\udce9"))
     café caf\\xe9
     """
-    text = re.sub("[\udc80-\udcff]+", _undecoded, text)
+
+    def decode(match: re.Match[str]) -> str:
+        return match[0].encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+    text = re.sub("[\udc80-\udcff]+", decode, text)
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def _undecoded(found: re.Match[str]) -> str:
-    return found[0].encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def brief(value: object) -> str:
@@ -72,18 +65,19 @@ def os_problem(error: OSError) -> str:
     return reason if path is None else f"{os.fsdecode(path)}: {reason}"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Suggest the most similar known word; empty if none is similar.
+def did_you_mean(word: str, known: Iterable[str], separator: str = ": ") -> str:
+    """Suggest the most similar known word, after the separator; empty if none is similar.
 
-    >>> did_you_mean("beamsize", ["beam_size", "best_of"])
-    ': did you mean beam_size?'
+    >>> did_you_mean("--langauge", ["--language", "--task"])
+    ': did you mean --language?'
     """
-    near = get_close_matches(word, list(known), n=1)
-    return f": did you mean {near[0]}?" if near else ""
+    names = {name.lstrip("-"): name for name in known}  # dashes would make all flags similar
+    near = get_close_matches(word.lstrip("-"), names, n=1)
+    return f"{separator}did you mean {names[near[0]]}?" if near else ""
 
 
 class AsrmaskError(Exception):
-    """Base class of all asrmask errors."""
+    """Base class of all errors of this package."""
 
 
 class AudioError(AsrmaskError):
@@ -95,7 +89,7 @@ class CheckpointError(AsrmaskError):
 
 
 class MissingPackageError(AsrmaskError, ImportError):
-    """An optional package is not installed."""
+    """An optional package is not installed. Also an ImportError."""
 
     def __init__(self, user: str, package: str, install: str):
         self.needs = f"needs {package}: pip install {shlex.quote(install)}"
@@ -103,11 +97,11 @@ class MissingPackageError(AsrmaskError, ImportError):
 
 
 class OptionError(AsrmaskError, ValueError):
-    """A value is not allowed."""
+    """A value is not allowed. Also a ValueError."""
 
 
 class UnknownOptionError(OptionError, TypeError):
-    """There is no option of that name."""
+    """There is no option of that name. Also a TypeError."""
 
 
 def check_names(given: Iterable[str], known: Iterable[str]) -> None:

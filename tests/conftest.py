@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from asrmask import cli
 from asrmask.checkpoints import load_model
 
 ROOT = Path(__file__).parent.parent
@@ -74,3 +75,18 @@ def shared():
     if not SHARED.is_dir():
         pytest.skip(f"no shared speech at {SHARED}")
     return SHARED
+
+
+@pytest.fixture
+def run(capfd):
+    """Runs the command in this process: exit code, standard output, standard error."""
+
+    def call(*arguments):
+        capfd.readouterr()
+        try:
+            code = cli.main([str(argument) for argument in arguments])
+        except SystemExit as exit:
+            code = exit.code
+        return code, *capfd.readouterr()  # of the process: FFmpeg's own lines would be in it
+
+    return call

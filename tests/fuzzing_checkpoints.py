@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from fuzzing_audio import DAMAGES
-from test_checkpoints import DIMS, random_weights, write_ct2, write_hub, write_openai
+from test_checkpoints import DIMS, random_weights, write_ct2, write_ggml, write_hub, write_openai
 
 from asrmask.checkpoints import load_model
 from asrmask.errors import CheckpointError, OptionError
@@ -58,7 +58,7 @@ def case(seed: int, number: int, folder: Path) -> tuple[str, Callable[[], object
             old.unlink()
         for name, content in files.items():
             (target / name).write_bytes(content)
-        path = target / "model.pt" if "model.pt" in files else target
+        path = next((target / name for name in ("model.pt", "ggml.bin") if name in files), target)
         message = ""
         try:
             model = load_model(str(path), device="cpu", compute_type=compute_type)
@@ -88,6 +88,8 @@ def whole(folder: Path) -> dict[str, Files]:
         "ct2 bfloat16": lambda to: write_ct2(to, kind="bfloat16"),
         "ct2 int8": lambda to: write_ct2(to, kind="int8"),
         "ct2 int16": lambda to: write_ct2(to, kind="int16"),
+        "ggml float16": write_ggml,
+        "ggml float32": lambda to: write_ggml(to, kind="f32"),
     }
     found = {}
     for kind, write in writers.items():
@@ -391,9 +393,25 @@ OPENAI = [
     damaged_member,
     damaged_member,
 ]
+
+
+def changed_number(rng: Rng, files: Files, canary: Path) -> Files:
+    """A number in the header of a ggml file, or before a weight's name, is another one."""
+    changed = bytearray(files["ggml.bin"])
+    at = 4 * int(rng.integers(1, 20))
+    if rng.random() < 0.7:
+        name = pick(rng, list(random_weights())).encode()
+        at = changed.find(name) - 4 * int(rng.integers(1, 6))
+    value = int(pick(rng, [-(2**31), *NUMBERS[:16]])) + int(rng.integers(0, 2))
+    if 0 <= at <= len(changed) - 4:
+        changed[at : at + 4] = struct.pack("<i", min(value, 2**31 - 1))
+    return files | {"ggml.bin": bytes(changed)}
+
+
 WAYS: dict[str, list[Callable[[Rng, Files, Path], Files]]] = {
     "zip": [*OPENAI, zip_trick, zip_trick],
     "legacy": [*OPENAI],
     "hub": [changed_json, changed_header, changed_header],
+    "ggml": [changed_number, changed_number],
     "ct2": [changed_json, changed_variable, changed_variable, changed_variable],
 }

@@ -3,17 +3,21 @@
 import contextlib
 import doctest
 import json
+import multiprocessing
 import random
 import re
 import subprocess
-import sys
 import time
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from asrmask.ablation import plots, report, spec, statistics
+from asrmask.ablation import batch, plots, report, spec, statistics
+from asrmask.ablation import run as ablation_run
+from asrmask.ablation.clips import controls
 from asrmask.ablation.records import Records, RecordsError, read
 from asrmask.ablation.spec import Cell, Decoding, Grid, Spec, Trailing
 from asrmask.cli import main
@@ -27,7 +31,9 @@ batch_size = 2
 [[grid]]
 policies = ["virtual"]
 decoding = ["greedy", "greedy,fallback", "beam=2,timestamps"]
-trailing = ["none", "noise=1@-40"]
+[[grid]]
+policies = ["virtual"]
+trailing = ["noise=1@-40"]
 [[grid]]
 policies = ["trim"]
 margins = [0, 1.28]
@@ -82,7 +88,7 @@ def test_text_forms_are_read_back():
         ("alpha = 1.0", "alpha must be between 0 and 1, got 1.0"),
         ("alpha = '5 %'", "alpha must be of type float, got '5 %'"),
         ("[[grid]]\npolicies = ['masked']", "policies must be of full"),
-        ("[[grid]]\nmargins = ['1']", "margins must be a list of its kind, got '1'"),
+        ("[[grid]]\nmargins = ['1']", "margins must be a list of numbers, got '1'"),
         ("[[grid]]\npolicies = ['trim']\nmargins = [40]", r"margin must be 0\.\.30"),
         ("[[grid]]\ndecoding = ['beam']", "decoding must be greedy or beam="),
         ("[[grid]]\ntrailing = ['hum=3']", "trailing must be none"),
@@ -166,7 +172,7 @@ def made(folder, errors, *, n_clips=5, chosen=None, n_available=None, speaker=No
                 }
             )
     about = {
-        "spec": chosen.as_dict(),
+        "spec": asdict(chosen),
         "spec_hash": chosen.hash,
         "versions": {},
         "clips": {
@@ -245,7 +251,7 @@ def test_equal_texts_have_an_upper_bound_and_no_interval(tmp_path):
     assert "…" not in told
     virtual = results.summaries[Cell("tiny.en", Policy("virtual"))]
     names = ("difference", "low", "high", "p Holm")
-    assert [report.shown(virtual, name) for name in names] == ["+0.00", "", "", "1.0000"]
+    assert [report.format_column(virtual, name) for name in names] == ["+0.00", "", "", "1.0000"]
 
 
 def test_speakers_are_named_only_where_they_are_known(tmp_path):
@@ -265,25 +271,25 @@ def test_captions_name_only_the_marks_that_are_drawn(tmp_path):
     by_name = {plot.name: plot for plot in plots.PLOTS}
     results = made(tmp_path, {})
     for name in ("insertions_against_deletions", "time_against_wer"):
-        told = by_name[name].caption(results, "tiny.en")
+        _, told = by_name[name].render(results, "tiny.en")
         assert told.endswith(" Rings: policies at the same point.")
     more = Spec(grid=(Grid(("trim",), (1.28,), ("silence",), ("last",)),))
-    told = by_name["insertions_against_deletions"].caption(
+    _, told = by_name["insertions_against_deletions"].render(
         made(tmp_path, {cell: [(1, 2, 3)] * 5 for cell in more.cells()[7:]}, chosen=more), "tiny.en"
     )
     assert "Small: other settings. Hollow: padding not zero. Squares: last positions." in told
-    figure = plots.figure_of(by_name["end_over_steps"], made(tmp_path, {}, n_clips=2), "tiny.en")
+    figure, _ = by_name["end_over_steps"].render(made(tmp_path, {}, n_clips=2), "tiny.en")
     assert figure.axes[0].get_xlabel().endswith("(steps with 2 clips or more)")
 
 
 def test_a_column_has_one_number_of_decimals(tmp_path):
     results = made(tmp_path, {BOTH: [(2, 0, 60)] * 5})
-    for names in (report.SHOWN, report.more_of(results)):
+    for names in (report.MAIN_COLUMNS, report.more_columns(results)):
         for name in names[1:]:
-            texts = [report.shown(summary, name) for summary in results.summaries.values()]
+            texts = [report.format_column(summary, name) for summary in results.summaries.values()]
             numbers = [text for text in texts if text not in ("", "no data")]
             assert len({len(text.partition(".")[2]) for text in numbers}) <= 1, name
-    assert len(report.SHOWN) <= 11
+    assert len(report.MAIN_COLUMNS) <= 11
 
 
 @pytest.fixture(scope="module")
@@ -294,12 +300,33 @@ def spec_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run_folder(spec_file, samples, tmp_path_factory):
+def short_clips(samples):
+    """The three shortest clips of the repository: path → transcript."""
+    return dict(sorted(samples.items(), key=lambda item: item[0].stat().st_size)[:3])
+
+
+@pytest.fixture(scope="module")
+def data(short_clips, tmp_path_factory):
+    """A data set of short clips."""
+    folder = tmp_path_factory.mktemp("data")
+    rows = [f"{path}\t{text}\n" for path, text in short_clips.items()]
+    (folder / "manifest.tsv").write_text("path\ttext\n" + "".join(rows), encoding="utf-8")
+    return str(folder)
+
+
+def run_briefly(arguments):
+    """`asrmask ablate` with at most 30 tokens a text: runaways would take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "DecodingOptions", partial(batch.DecodingOptions, sample_len=30))
+        return main(["ablate", *arguments])
+
+
+@pytest.fixture(scope="module")
+def run_folder(spec_file, data, one_thread, tmp_path_factory):
     """A small ablation, run to its end."""
-    out = tmp_path_factory.mktemp("run") / "whole"
-    folder = next(iter(samples)).parent
-    with (out.parent / "said.txt").open("w") as said, contextlib.redirect_stderr(said):
-        assert main(["ablate", str(folder), "--spec", str(spec_file), "--out", str(out)]) == 0
+    out = tmp_path_factory.mktemp("run") / "complete"
+    with (out.parent / "stderr.txt").open("w") as file, contextlib.redirect_stderr(file):
+        assert run_briefly([data, "--spec", str(spec_file), "--out", str(out)]) == 0
     return out
 
 
@@ -319,23 +346,23 @@ def test_a_run_writes_all_its_files(run_folder):
         assert {f"plots/tiny.en-{plot}.svg", f"plots/tiny.en-{plot}.png"} <= names
 
 
-def test_without_a_terminal_every_cell_is_told_when_it_is_done(run_folder):
+def test_without_a_terminal_every_complete_cell_is_a_line(run_folder):
     results = statistics.load(run_folder)
-    said = (run_folder.parent / "said.txt").read_text()
+    stderr = (run_folder.parent / "stderr.txt").read_text()
     n_cells, n_all = len(results.summaries), results.about["n_records"]
     for cell in results.summaries:
         assert re.search(
-            rf"cell \d+ of {n_cells}, {re.escape(str(cell))}: (\d+) of \1 clips; ", said
+            rf"cell \d+ of {n_cells}, {re.escape(str(cell))}: (\d+) of \1 clips; ", stderr
         )
-    assert {int(i) for i in re.findall(r"cell (\d+) of", said)} == set(range(1, n_cells + 1))
-    assert f"; {n_all} of {n_all} in all, 0 s left\n" in said
+    assert {int(i) for i in re.findall(r"cell (\d+) of", stderr)} == set(range(1, n_cells + 1))
+    assert f"; {n_all} of {n_all} in all, 0 s left\n" in stderr
 
 
-def test_a_limit_is_told_before_the_run_and_after(run_folder, samples):
-    said = (run_folder.parent / "said.txt").read_text()
-    assert f": 2 of {len(samples)} clips, looking for bad ones\n" in said
-    assert f" on 2 of {len(samples)} clips." in (run_folder / "summary.md").read_text()
-    assert f" · 2 of {len(samples)} clips ·" in (run_folder / "report.html").read_text()
+def test_a_limit_is_reported_before_the_run_and_after(run_folder):
+    stderr = (run_folder.parent / "stderr.txt").read_text()
+    assert ": 2 of 3 clips, looking for bad ones\n" in stderr
+    assert " on 2 of 3 clips." in (run_folder / "summary.md").read_text()
+    assert " · 2 of 3 clips ·" in (run_folder / "report.html").read_text()
 
 
 def test_a_record_has_everything(run_folder):
@@ -357,14 +384,12 @@ def test_a_record_has_everything(run_folder):
     assert all(r["end_ranks"][0] > 0 for r in full)
 
 
-def test_the_teacher_forced_scores_are_those_of_the_model(run_folder, model, samples):
-    import torch
-
+def test_the_teacher_forced_scores_are_those_of_the_model(run_folder, model, short_clips):
     from asrmask.audio.recording import Recording
     from asrmask.audio.spectrogram import Spectrogram
     from asrmask.tokenizer.tokenizer import get_tokenizer
 
-    path, text = next(iter(samples.items()))
+    path, text = next(iter(short_clips.items()))
     spectrogram = Spectrogram(Recording.open(path), 80)
     mel = spectrogram.window(0, spectrogram.n_frames, fill="zero").mel[None]
     tokenizer = get_tokenizer(False)
@@ -453,7 +478,7 @@ def test_no_text_of_a_plot_covers_another(run_folder):
 
     results = statistics.load(run_folder)
     for plot in plots.PLOTS:
-        figure = plots.figure_of(plot, results, "tiny.en")
+        figure, _ = plot.render(results, "tiny.en")
         FigureCanvasAgg(figure)
         assert not covering(figure), plot.name
 
@@ -464,13 +489,13 @@ def test_equal_lines_have_one_label_and_equal_points_are_rings(run_folder):
     results = statistics.load(run_folder)
     by_name = {plot.name: plot for plot in plots.PLOTS}
     for name in ("wer_against_length", "end_over_steps", "likelihood_by_position"):
-        figure = plots.figure_of(by_name[name], results, "tiny.en")
+        figure, _ = by_name[name].render(results, "tiny.en")
         labels = [text.get_text() for text in figure.legends[0].get_texts()]
         assert sum("mask:both = trim" in label for label in labels) == 1, name
         assert not {"mask:both", "trim"} & set(labels), name
     axes = Figure().subplots()
     cells = [Cell("tiny.en", Policy(kind)) for kind in ("mask:both", "trim", "virtual")]
-    plots.draw_spots(axes, [plots.Spot(cell, 1.0, 2.0, is_usual=True) for cell in cells])
+    plots.draw_spots(axes, dict.fromkeys(cells, (1.0, 2.0)))
     sizes = [line.get_markersize() for line in axes.lines]
     assert sizes == sorted(set(sizes), reverse=True)  # the last is on top, and the smallest
     assert [line.get_color() for line in axes.lines] == [
@@ -478,16 +503,15 @@ def test_equal_lines_have_one_label_and_equal_points_are_rings(run_folder):
     ]
 
 
-def test_another_spec_or_a_second_run_is_refused(run_folder, spec_file, samples, tmp_path, capsys):
+def test_another_spec_or_a_second_run_is_refused(run_folder, spec_file, data, tmp_path, capsys):
     import filelock
 
-    folder = str(next(iter(samples)).parent)
     other = tmp_path / "other.toml"
     other.write_text(SMALL + "\n[[grid]]\npolicies = ['trim']\nmargins = [2]\n")
-    assert main(["ablate", folder, "--spec", str(other), "--out", str(run_folder)]) == 2
+    assert main(["ablate", data, "--spec", str(other), "--out", str(run_folder)]) == 2
     assert "holds a run with other spec hash" in capsys.readouterr().err
     with filelock.FileLock(run_folder / ".lock"):
-        assert main(["ablate", folder, "--spec", str(spec_file), "--out", str(run_folder)]) == 2
+        assert main(["ablate", data, "--spec", str(spec_file), "--out", str(run_folder)]) == 2
     assert "another run is at work" in capsys.readouterr().err
 
 
@@ -502,13 +526,12 @@ def test_bad_clips_are_listed_before_anything_runs(samples, spec_file, tmp_path,
     assert not (tmp_path / "out" / "records.jsonl").exists()
 
 
-def test_killed_at_twenty_points_the_records_are_the_same(run_folder, spec_file, samples, tmp_path):
+def test_killed_at_twenty_points_the_records_are_the_same(run_folder, spec_file, data, tmp_path):
     out = tmp_path / "killed"
-    folder = next(iter(samples)).parent
-    command = [
-        *(sys.executable, "-m", "asrmask", "ablate", str(folder)),
-        *("--spec", str(spec_file), "--out", str(out), "--threads", str(torch.get_num_threads())),
-    ]
+    arguments = [data, "--spec", str(spec_file), "--out", str(out), "--threads", "1"]
+    # a server that has imported PyTorch and starts the processes to kill
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["asrmask.ablation.run", "asrmask.ablation.report"])
     rng = random.Random(0)
     n_all = json.loads((run_folder / "run.json").read_text())["n_records"]
     records = out / "records.jsonl"
@@ -519,19 +542,20 @@ def test_killed_at_twenty_points_the_records_are_the_same(run_folder, spec_file,
     n_kills = 0
     while n_kills < 20:
         before = size()
-        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        running = processes.Process(target=run_briefly, args=(arguments,))
+        running.start()
         # kill it at any time from its start to shortly after it has added to the records
         early = rng.random() < 0.25
-        deadline = time.monotonic() + (rng.uniform(0, 3) if early else 60)
-        while running.poll() is None and time.monotonic() < deadline and size() == before:
+        deadline = time.monotonic() + (rng.uniform(0, 1) if early else 60)
+        while running.is_alive() and time.monotonic() < deadline and size() == before:
             time.sleep(0.005)
         time.sleep(rng.uniform(0, 0.05))
-        if running.poll() is not None:
+        if not running.is_alive():
             break  # it came to its end
         running.kill()
-        running.wait()
+        running.join()
         n_kills += 1
-    subprocess.run(command, check=True, capture_output=True)
+    assert run_briefly(arguments) == 0
     assert n_kills >= 15
     assert len(stable(out)) == n_all
     assert stable(out) == stable(run_folder)
@@ -559,12 +583,15 @@ def test_the_page_renders_in_a_browser(run_folder, tmp_path, width):
     assert Path(picture).stat().st_size > 20_000
 
 
-def test_the_instruments_are_in_every_cell_when_asked(samples, tmp_path, run_folder):
+def test_heads_are_measured_in_every_cell_if_inspect_is_set(
+    data, tmp_path, run_folder, monkeypatch
+):
+    # of the controls only the clip of 30 s, to save time
+    monkeypatch.setattr(ablation_run, "controls", lambda *args: controls(*args)[:1])
     path = tmp_path / "spec.toml"
     path.write_text("inspect = true\nmost_clips = 1\n[[grid]]\npolicies = ['virtual']\n")
     out = tmp_path / "out"
-    folder = next(iter(samples)).parent
-    assert main(["ablate", str(folder), "--spec", str(path), "--out", str(out)]) == 0
+    assert run_briefly([data, "--spec", str(path), "--out", str(out)]) == 0
     cells = set()
     for record in read(out / "records.jsonl"):
         cells.add(record["cell"])
@@ -582,8 +609,9 @@ def test_the_instruments_are_in_every_cell_when_asked(samples, tmp_path, run_fol
     results = statistics.load(out)
     assert cells == {str(cell) for cell in results.summaries}
     full = results.summaries[Cell("tiny.en", Policy())]
-    assert 0.1 < full.on_padding("decoder.cross") < 0.9
-    assert results.summaries[Cell("tiny.en", Policy("trim"))].on_padding("decoder.cross") is None
+    assert 10 < full.columns["cross on padding %"] < 90
+    trim = results.summaries[Cell("tiny.en", Policy("trim"))]
+    assert trim.columns["cross on padding %"] is None
     header = (out / "summary.csv").read_text().splitlines()[0]
     assert "cross on padding %" in header
     assert "cross on padding %" in (out / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""Three file formats, the official names, and what is said of files that are not what they seem."""
+"""Four file formats, the official names, and what is said of files that are not what they seem."""
 
 import json
 import os
@@ -56,6 +56,26 @@ def write_openai(folder, weights=None, **dims):
     path = folder / "model.pt"
     content = {"dims": DIMS.as_dict() | dims, "model_state_dict": weights or random_weights()}
     torch.save(content, path)
+    return path
+
+
+def write_ggml(folder, weights=None, *, kind="f16", **dims):
+    path = folder / "ggml.bin"
+    d = DIMS.as_dict() | dims
+    order = ["n_vocab", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer"]
+    order += ["n_text_ctx", "n_text_state", "n_text_head", "n_text_layer", "n_mels"]
+    parts = [struct.pack("<12i", 0x67676D6C, *(d[name] for name in order), 1)]
+    parts += [struct.pack("<2i", 7, 3), bytes(4 * 7 * 3)]  # filters
+    parts += [struct.pack("<i", 2), *(struct.pack("<i", 3) + word for word in (b"abc", b"def"))]
+    for name, weight in (weights or random_weights()).items():
+        values = weight.numpy()
+        if name in {"encoder.conv1.bias", "encoder.conv2.bias"}:
+            values = values[:, None]
+        code = 1 if kind == "f16" and weight.ndim > 1 else 0
+        parts.append(struct.pack("<3i", values.ndim, len(name), code))
+        parts.append(struct.pack(f"<{values.ndim}i", *values.shape[::-1]) + name.encode())
+        parts.append(values.astype("<f2" if code else "<f4").tobytes())
+    path.write_bytes(b"".join(parts))
     return path
 
 
@@ -204,13 +224,15 @@ def refusal(path):
     return line
 
 
-# ---- the three formats
+# ---- the four formats
 
 
 @pytest.mark.parametrize(
     ("write", "tolerance", "heads"),
     [
         pytest.param(write_openai, 0, None, id="openai"),
+        pytest.param(write_ggml, 0, None, id="ggml float16"),
+        pytest.param(lambda to: write_ggml(to, kind="f32"), 0, None, id="ggml float32"),
         pytest.param(write_hub, 0, HEADS, id="hub"),
         pytest.param(lambda to: write_hub(to, n_shards=3), 0, HEADS, id="hub, 3 shards"),
         pytest.param(write_ct2, 0, HEADS, id="ct2 float16"),
@@ -441,7 +463,7 @@ TOO_WIDE = {NORM: torch.zeros(17)}
         ({"dims": DIMS.as_dict() | {"n_text_layer": 10**9}}, "1000000000 decoder layers"),
         ({"dims": DIMS.as_dict() | {"n_mels": 10**30}}, "positive whole numbers"),
         ({"dims": DIMS.as_dict() | {"n_mels": 80}}, f"{CONV} has the wrong shape"),
-        ({"model_state_dict": [1]}, "got list"),
+        ({"model_state_dict": [1]}, "'model_state_dict': 'list'"),
         ({"model_state_dict": {CONV: "x"}}, f"got '{CONV}': str"),
         ({"model_state_dict": {5: torch.zeros(1)}}, "got 5: Tensor"),
         ({"model_state_dict": {}}, "expected decoder.positional_embedding, got none"),
@@ -564,10 +586,15 @@ def test_folders_without_weights_are_refused(tmp_path):
     assert str(tmp_path / "model.bin") in refusal(tmp_path)
 
 
-FORMATS = [(write_openai, "model.pt"), (write_hub, "model.safetensors"), (write_ct2, "model.bin")]
+FORMATS = [
+    pytest.param(write_openai, "model.pt", id="openai"),
+    pytest.param(write_hub, "model.safetensors", id="hub"),
+    pytest.param(write_ct2, "model.bin", id="ct2"),
+    pytest.param(write_ggml, "ggml.bin", id="ggml"),
+]
 
 
-@pytest.mark.parametrize(("write", "file"), FORMATS, ids=["openai", "hub", "ct2"])
+@pytest.mark.parametrize(("write", "file"), FORMATS)
 def test_a_file_that_ends_early_is_refused(tmp_path, write, file):
     path = write(tmp_path)
     data = (tmp_path / file).read_bytes()
@@ -576,7 +603,14 @@ def test_a_file_that_ends_early_is_refused(tmp_path, write, file):
         assert str(tmp_path / file) in refusal(path)
 
 
-@pytest.mark.parametrize(("write", "file"), FORMATS, ids=["openai", "hub", "ct2"])
+def test_a_ctranslate2_file_that_ends_early_names_the_variable(tmp_path):
+    path = write_ct2(tmp_path) / "model.bin"
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(CT2_NORM.encode()) + len(CT2_NORM) + 20])
+    assert f"announced at '{CT2_NORM}'" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(("write", "file"), FORMATS)
 def test_damage_anywhere_is_refused_in_one_line_or_does_not_matter(tmp_path, write, file):
     path, rng = write(tmp_path), random.Random(0)
     data = (tmp_path / file).read_bytes()

@@ -14,14 +14,13 @@ from asrmask.audio.recording import Recording, load_audio
 from asrmask.checkpoints import load_model
 from asrmask.comparison import sampling, stages
 from asrmask.comparison.divergence import DecodingAttempt, Divergence, first_divergence
-from asrmask.comparison.peers import TextPeer, UpstreamPeer
-from asrmask.comparison.run import Comparison, clips_of
+from asrmask.comparison.run import Comparison, TextPeer, UpstreamPeer, find_clips
 from asrmask.comparison.sampling import Draw
-from asrmask.comparison.times import times_between
+from asrmask.comparison.transcripts import compare_times
 from asrmask.decoding.options import DecodingResult
 from asrmask.errors import OptionError
 from asrmask.evaluation.corpus import Clip
-from asrmask.systems import DecodingSettings, Piece, System, SystemTranscript, upstream
+from asrmask.systems import DecodingSettings, System, SystemTranscript, TimedText, upstream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -121,7 +120,8 @@ def test_what_is_no_number_is_a_difference(changed, model, other, speech):
 def test_no_stage_differs_with_the_same_weights_and_each_is_there(model, upstream_model, speech):
     found = stages_of(model, upstream_model, speech, Policy())
     assert all(stage.is_equal for stage in found)
-    groups = list(stages.worst(found))
+    worst = stages.worst_by_group(stage.as_dict() for stage in found)
+    groups = [stage["group"] for stage in worst]
     blocks = [f"encoder.blocks.{i}" for i in range(4)]
     memory = [f"decoder.blocks.{i} cross {what}" for i in range(4) for what in ("keys", "values")]
     assert groups == [
@@ -208,7 +208,7 @@ def test_a_near_tie_is_told_and_counts_as_equal(run, speech, monkeypatch):
     assert tie.is_near
     assert not replace(tie, gap=2e-3).is_near
     assert not replace(tie, gap=None).is_near
-    monkeypatch.setattr("asrmask.comparison.peers.first_divergence", lambda *_: tie)
+    monkeypatch.setattr("asrmask.comparison.run.first_divergence", lambda *_: tie)
     code, out, _ = run(speech, *QUICK, "--word_timestamps", "False")
     assert code == 0
     assert "step 3: asrmask ' the' (262), openai-whisper ' a' (257), gap between" in out
@@ -237,7 +237,7 @@ def drawn(upstream_model, speech):
     samples = load_audio(speech)
     torch.manual_seed(0)
     _, (attempt,) = upstream.transcribe(upstream_model, samples, temperature=1.0, best_of=3)
-    return attempt, sampling.replayed(upstream_model, attempt)
+    return attempt, sampling.replay(upstream_model, attempt)
 
 
 def test_draws_can_be_run_again_and_say_how_near_they_were(drawn):
@@ -271,8 +271,8 @@ def test_drawn_texts_part_by_the_margin_of_the_draw(model, upstream_model, drawn
     # what is drawn behind the end of a text is of no account; nothing that differs: no gap
     same = [list(draw.tokens) for draw in found]
     assert parting(same).gap is None
-    assert sampling.widest([[7], [8]], [Draw([7], [0.1]), Draw([9], [0.2])], eot=7) is None
-    assert sampling.widest([[1, 2]], [Draw([3, 4], [0.1, 0.2])], eot=7) == 0.2
+    assert sampling.largest_margin([[7], [8]], [Draw([7], [0.1]), Draw([9], [0.2])], eot=7) is None
+    assert sampling.largest_margin([[1, 2]], [Draw([3, 4], [0.1, 0.2])], eot=7) == 0.2
 
 
 # --- other systems
@@ -280,18 +280,20 @@ def test_drawn_texts_part_by_the_margin_of_the_draw(model, upstream_model, drawn
 
 def test_times_are_compared_where_both_have_the_same_words():
     ours = SystemTranscript(
-        "a b c", [Piece(0, 3, " a b c")], [Piece(0, 1, "a"), Piece(1, 2, "b"), Piece(2, 3, "c")]
+        "a b c",
+        [TimedText(0, 3, " a b c")],
+        [TimedText(0, 1, "a"), TimedText(1, 2, "b"), TimedText(2, 3, "c")],
     )
-    words = [Piece(0, 1, "a"), Piece(1.5, 2, "x"), Piece(2.3, 3, "c")]
-    found = times_between(ours, SystemTranscript("a x c", [], words), str.strip)
+    words = [TimedText(0, 1, "a"), TimedText(1.5, 2, "x"), TimedText(2.3, 3, "c")]
+    found = compare_times(ours, SystemTranscript("a x c", [], words), str.strip)
     assert (found.unit, found.n, found.is_equal) == ("words", 4, True)
     assert found.largest_s == pytest.approx(0.3)
     # without word times: where segments begin and end with the same word
-    parted = SystemTranscript("a b c", [Piece(0.2, 1, " a"), Piece(1, 3.6, " b c")])
-    found = times_between(ours, parted, str.strip)
+    parted = SystemTranscript("a b c", [TimedText(0.2, 1, " a"), TimedText(1, 3.6, " b c")])
+    found = compare_times(ours, parted, str.strip)
     assert (found.unit, found.n, found.is_equal) == ("segments", 2, False)
     assert found.largest_s == pytest.approx(0.6)
-    assert times_between(ours, SystemTranscript("z", [Piece(0, 1, "z")]), str.strip) is None
+    assert compare_times(ours, SystemTranscript("z", [TimedText(0, 1, "z")]), str.strip) is None
 
 
 @pytest.mark.parametrize(
@@ -340,18 +342,18 @@ class Echo(System):
 
     def transcribe(self, path, decoding):
         self.samples, self.decoding = self.load_audio(path), decoding
-        return SystemTranscript(self.text, [Piece(0, 3, self.text)])
+        return SystemTranscript(self.text, [TimedText(0, 3, self.text)])
 
 
 def test_others_are_given_the_same_samples_and_are_asked_alike(model, speech):
     system = Echo("nothing of that kind")
     settings, options = Settings(word_timestamps=True), DecodingOptions(beam_size=2, language="en")
     comparison = Comparison(model, [TextPeer("echo", system)], settings, options)
-    (found,) = comparison.compare(Clip(speech, "nothing of that sort")).against
+    found = comparison.compare(Clip(speech, "nothing of that sort"))["against"]["echo"]
     assert (system.samples == load_audio(speech)).all()
     assert system.decoding == DecodingSettings(2, "en", "transcribe", True)
-    assert not found.is_equal
-    assert found.errors.wer == 0.25
+    assert not found["equal"]
+    assert found["wer"] == 0.25
 
 
 @pytest.mark.parametrize("why", [ImportError("no libgomp"), RuntimeError("bad\nweights")])
@@ -378,28 +380,40 @@ def test_an_error_of_the_program_is_not_taken_for_a_difference(run, speech, monk
     assert err.rstrip().endswith("ZeroDivisionError: integer division or modulo by zero")
 
 
-def test_sample_speech_is_equal_in_table_json_and_page(run, samples, tmp_path):
-    folder = next(iter(samples)).parent
-    json_file = tmp_path / "new" / "found.json"
-    code, out, _ = run(folder, *QUICK, "--json", json_file, "--out", tmp_path / "page")
-    assert code == 0, out
-    assert out.splitlines()[-1] == "equal within tolerance"
-    assert "5 of 5 files equal, 0 words differ; WER asrmask" in out
-    found = json.loads(json_file.read_text())
-    assert found["equal"]
-    assert found["exit_code"] == 0
-    assert [file["name"] for file in found["files"]] == [path.name for path in samples]
-    for file in found["files"]:
+def check_equal(report, paths):
+    """Everything that is reported of these files is the same for both systems."""
+    assert [file["name"] for file in report["files"]] == [path.name for path in paths]
+    for file in report["files"]:
         theirs = file["against"]["openai-whisper"]
         assert theirs["text"] == file["asrmask"]["text"]
         assert theirs["segments"] == file["asrmask"]["segments"]
         assert theirs["words"] == file["asrmask"]["words"] != []
-        assert theirs["wer"] == file["asrmask"]["wer"] < 0.5
+
+
+def test_sample_speech_is_equal_in_table_json_and_page(run, samples, tmp_path, monkeypatch):
+    """On three of the five clips; two other tests compare the other two."""
+    monkeypatch.setattr(Comparison, "_warm_up", lambda *_: None)  # only for the timing
+    paths = [path for i, path in enumerate(samples) if i not in (2, 3)]
+    rows = "".join(f"{path}\t{samples[path]}\n" for path in paths)
+    manifest = tmp_path / "manifest.tsv"
+    manifest.write_text("path\ttext\n" + rows)
+    json_file = tmp_path / "new" / "found.json"
+    code, out, _ = run(manifest, *QUICK, "--json", json_file, "--out", tmp_path / "page")
+    assert code == 0, out
+    assert out.splitlines()[-1] == "equal within tolerance"
+    assert "3 of 3 files equal, 0 words differ; WER asrmask" in out
+    found = json.loads(json_file.read_text())
+    assert found["equal"]
+    assert found["exit_code"] == 0
+    assert found["threads"] == torch.get_num_threads() == 1  # numba would set all cores
+    check_equal(found, paths)
+    for file in found["files"]:
+        assert file["against"]["openai-whisper"]["wer"] == file["asrmask"]["wer"] < 0.5
     page = (tmp_path / "page" / "compare.html").read_text()
     assert page.startswith("<!doctype html>")
     assert page.rstrip().endswith("</html>")
     assert not re.search("https?:|src=|<script|<link|url\\(", page)
-    assert all(path.name in page for path in samples)
+    assert all(path.name in page for path in paths)
     assert "encoder.blocks.3" in page
     assert not list(tmp_path.rglob(".asrmask-*"))
 
@@ -419,7 +433,8 @@ def test_a_policy_is_not_equal_and_what_differs_is_marked(run, speech, tmp_path)
     assert "openai-whisper → asrmask" in page
 
 
-def test_a_bad_file_fails_alone(run, speech, tmp_path):
+def test_a_bad_file_fails_alone(run, samples, tmp_path):
+    speech = list(samples)[2]
     bad = tmp_path / "bad.wav"
     bad.write_text("no audio")
     missing = tmp_path / "missing.wav"
@@ -429,6 +444,7 @@ def test_a_bad_file_fails_alone(run, speech, tmp_path):
     assert "1 of 1 files equal" in out
     assert out.splitlines()[-1] == "equal within tolerance; failed: 2"
     found = json.loads((tmp_path / "j").read_text())
+    check_equal(found, [speech])
     assert set(found["failed"]) == {str(bad), str(missing)}
     assert not found["equal"]
     assert "missing.wav" in (tmp_path / "compare.html").read_text()
@@ -441,7 +457,7 @@ def test_a_bad_file_fails_alone(run, speech, tmp_path):
         (["--model", "/no/such/model.pt"], "/no/such/model.pt"),
         (["--reference", "/no/such.txt"], "--reference must be a text file"),
         (["--beam_size", "0"], "beam_size must be 1 or more"),
-        (["--out", "/proc/no"], "expected a folder to write"),
+        (["--out", "/proc/no"], "/proc/no: No such file or directory, expected a file or folder"),
         (["--json", "/tmp"], "expected a file to write"),
         (["--against", "asrmask"], "must name another system"),
         (["--threads", "-1"], "--threads must be 0 or more"),
@@ -455,18 +471,18 @@ def test_what_is_wrong_is_told_in_one_line_before_the_work(run, speech, argument
 
 def test_clips_are_files_folders_and_data_sets(samples, tmp_path):
     folder = next(iter(samples)).parent
-    assert [clip.text for clip in clips_of([str(folder)])] == list(samples.values())
-    assert [clip.path for clip in clips_of([str(folder / "manifest.tsv")])] == list(samples)
+    assert [clip.text for clip in find_clips([str(folder)])] == list(samples.values())
+    assert [clip.path for clip in find_clips([str(folder / "manifest.tsv")])] == list(samples)
     for name in ("a.wav", "b.mp3", "c.txt"):
         (tmp_path / name).touch()
-    found = clips_of([str(tmp_path), "none.wav"])
+    found = find_clips([str(tmp_path), "none.wav"])
     assert [clip.path.name for clip in found] == ["a.wav", "b.mp3", "none.wav"]
-    assert clips_of(["a.wav"], "said") == [Clip(Path("a.wav"), "said")]
+    assert find_clips(["a.wav"], "said") == [Clip(Path("a.wav"), "said")]
     with pytest.raises(OptionError, match="--reference is for one file, got 2"):
-        clips_of(["a.wav", "b.wav"], "said")
+        find_clips(["a.wav", "b.wav"], "said")
 
 
-def test_drawn_texts_are_the_same_too(model, upstream_model, speech):
+def test_drawn_texts_are_the_same_too(model, upstream_model, samples):
     """Temperatures above 0 draw the same random numbers in both."""
     comparison = Comparison(
         model,
@@ -474,7 +490,6 @@ def test_drawn_texts_are_the_same_too(model, upstream_model, speech):
         Settings(temperature=(0.8,)),
         DecodingOptions(best_of=2),
     )
-    compared = comparison.compare(Clip(speech))
-    (found,) = compared.against
-    assert found.different is None
+    found = comparison.compare(Clip(list(samples)[3]))["against"]["openai-whisper"]
+    assert found["first_difference"] is None
     assert SystemTranscript.of({"text": "", "segments": [], "language": "en"}).words is None

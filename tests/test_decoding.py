@@ -12,14 +12,12 @@ from asrmask import audio
 from asrmask.decoding.filters import (
     NoRepeatNgram,
     RepetitionPenalty,
-    SuppressBlank,
     SuppressTokens,
     TimestampRules,
 )
-from asrmask.decoding.language import detect_language
 from asrmask.decoding.options import DecodingOptions
 from asrmask.decoding.search import Beam, Candidate, Greedy, SearchState
-from asrmask.decoding.task import decode, decode_encoded, encode
+from asrmask.decoding.task import decode, decode_encoded, detect_language, encode
 from asrmask.errors import OptionError
 from asrmask.systems import upstream
 from asrmask.tokenizer.tokenizer import get_tokenizer
@@ -249,8 +247,9 @@ def test_filters_equal_upstream(seed, first, second):
     logits = torch.randn(2, 51_864, generator=torch.Generator().manual_seed(seed)) * 5
     tokens = torch.tensor([[TOKENIZER.sot, *text] for text in texts])
     listed = [5, 6, 50_000]
+    blank = [TOKENIZER.blank, EOT]
     pairs = [
-        (SuppressBlank(TOKENIZER, logits.device), module.SuppressBlank(tokenizer, 1)),
+        (SuppressTokens(blank, logits.device, n_before=0), module.SuppressBlank(tokenizer, 1)),
         (SuppressTokens(listed, logits.device), module.SuppressTokens(listed)),
         (TimestampRules(TOKENIZER, 50), module.ApplyTimestampRules(tokenizer, 1, 50)),
         (TimestampRules(TOKENIZER, None), module.ApplyTimestampRules(tokenizer, 1, None)),

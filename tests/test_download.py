@@ -390,7 +390,7 @@ def test_a_terminal_shows_the_name_and_the_size_on_standard_error(
 def test_the_bar_of_an_official_download_grows(site, official, monkeypatch):
     seen = []
     shown = nullcontext(lambda here, total: seen.append((here, total)))
-    monkeypatch.setattr(checkpoints, "_bar", lambda name: shown)
+    monkeypatch.setattr(checkpoints, "_progress_bar", lambda name: shown)
     site.replies = [breaks_off_after(9000)]
     checkpoints.load_model("tiny")
     assert len(seen) > 20

@@ -8,12 +8,11 @@ import torch
 from asrmask import load_model
 from asrmask.audio.recording import Recording, load_audio
 from asrmask.audio.spectrogram import Features, Spectrogram
-from asrmask.decoding.language import detect_language
 from asrmask.decoding.options import DecodingOptions
-from asrmask.decoding.quality import runaway
-from asrmask.decoding.task import decode
+from asrmask.decoding.quality import runaway_reason
+from asrmask.decoding.task import decode, detect_language
 from asrmask.errors import OptionError
-from asrmask.evaluation.corpus import from_manifest
+from asrmask.evaluation import corpus
 from asrmask.model import masks
 from asrmask.model.dimensions import ModelDimensions
 from asrmask.model.encoding import encode, plan
@@ -118,7 +117,7 @@ def check_equal(model, clip, trim, both, tolerance):
 
 def test_trim_is_mask_both_on_shared_clips(model, shared):
     margins = (0, 0.16, 1.28)
-    for i, listed in enumerate(list(from_manifest(shared / "librispeech-test-other"))[::4]):
+    for i, listed in enumerate(corpus.read(shared / "librispeech-test-other")[::4]):
         clip = window(listed.path)
         trim, both = (f"{kind},margin={margins[i % 3]}" for kind in ("trim", "mask:both"))
         check_equal(model, clip, trim, both, 1e-4)
@@ -220,15 +219,18 @@ def test_reasons_for_decoding_again(model, sample):
     good = decode(model, window(sample), padding="virtual")
     assert good.fallback is None
     n = window(sample).n_positions
-    assert runaway(good, n) is None
-    assert runaway(replace(good, ended=False), n) == "no end"
-    assert runaway(replace(good, compression_ratio=2.5), n) == "repetition"
+    assert runaway_reason(good, n) is None
+    assert runaway_reason(replace(good, ended=False), n) == "no end"
+    assert runaway_reason(replace(good, compression_ratio=2.5), n) == "repetition"
     words = [t for t in good.tokens if t < 50256]
-    assert runaway(replace(good, tokens=words + words, compression_ratio=1.9), n) == "repetition"
-    assert runaway(replace(good, avg_logprob=-0.8), n) == "unsure"
-    assert runaway(replace(good, avg_logprob=-0.8, tokens=good.tokens[:3]), n) is None
-    assert runaway(replace(good, last_start=8.2), n) == "times past the end"
-    assert runaway(replace(good, last_start=8.0), n) is None
+    assert (
+        runaway_reason(replace(good, tokens=words + words, compression_ratio=1.9), n)
+        == "repetition"
+    )
+    assert runaway_reason(replace(good, avg_logprob=-0.8), n) == "unsure"
+    assert runaway_reason(replace(good, avg_logprob=-0.8, tokens=good.tokens[:3]), n) is None
+    assert runaway_reason(replace(good, last_start=8.2), n) == "times past the end"
+    assert runaway_reason(replace(good, last_start=8.0), n) is None
 
 
 def test_policies_need_to_know_how_much_is_real(model, sample):

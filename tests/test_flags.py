@@ -19,10 +19,8 @@ from asrmask.transcription.writers import WRITERS
 DEFAULTS = {
     "model": ("turbo", "tiny.en"),  # a download of 75 MB, not 1.6 GB
     "verbose": (True, None),  # text alone: the times are in the files
-    "device": (
-        "cuda" if torch.cuda.is_available() else "cpu",
-        None,
-    ),  # chosen when the model is loaded
+    # chosen when the model is loaded
+    "device": ("cuda" if torch.cuda.is_available() else "cpu", None),
 }
 # any text is taken, and checked later: languages in any case, models on loading, lists of formats
 FREE = {"language", "model", "output_format"}

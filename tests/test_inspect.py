@@ -30,21 +30,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = ["--beam_size", "None", "--temperature_increment_on_fallback", "None"]
 
 
-@pytest.fixture
-def run(capfd):
-    """Runs the command in this process: exit code, standard output, standard error."""
-
-    def call(*arguments):
-        capfd.readouterr()
-        try:
-            code = cli.main([str(argument) for argument in arguments])
-        except SystemExit as exit:
-            code = exit.code
-        return code, *capfd.readouterr()
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def clips(samples):
     return list(samples)[1:3]
@@ -156,7 +141,7 @@ def test_a_layer_that_recorded_nothing_is_named_and_hatched(model, clips, tmp_pa
         lambda self, place, *rest: None if place == "encoder.1.self" else heard(self, place, *rest),
     )
     found = Inspection(model, Policy())
-    found.listen(str(clips[0]))
+    found.add(str(clips[0]))
     assert page.missing(found) == ["no data under full: encoder.1.self"]
     cells = []
     monkeypatch.setattr(pictures, "hatched", lambda axes, x, y, *size: cells.append((x, y)))
@@ -178,7 +163,7 @@ def test_half_a_minute_of_audio_has_no_padding_to_look_at(model, samples, tmp_pa
     file = tmp_path / "whole.wav"
     soundfile.write(file, whole, 16_000)
     found = Inspection(model, Policy())
-    found.listen(str(file))
+    found.add(str(file))
     first = [row for row in found.tables["heads"].rows if row["window"] == 1]
     assert {row["padding"] for row in first} == {None}
     assert None not in {row["entropy"] for row in first}
@@ -197,24 +182,24 @@ def test_a_long_recording_is_inspected_window_by_window(model, samples, tmp_path
     file = tmp_path / "long.wav"
     soundfile.write(file, whole, 16_000)
     found = Inspection(model, Policy("virtual"), Policy(fill="silence"))
-    found.listen(str(file))
+    found.add(str(file))
     assert found.n_windows >= 2
-    assert [shown.number for shown in found.shown] == list(range(1, found.n_windows + 1))
+    assert [shown.number for shown in found.plotted] == list(range(1, found.n_windows + 1))
     starts = {row["start_s"] for row in found.tables["windows"].rows}
     assert len(starts) == found.n_windows
-    last = found.shown[-1]
+    last = found.plotted[-1]
     assert all(seen.word.start >= last.start_s - 0.5 for seen in last.words)
     written = page.write(found, tmp_path, "tiny.en", "asrmask inspect")
     assert written[-1].name == "inspect.html"
     text = written[-1].read_text()
-    n_padded = sum(shown.features.n_frames < 3000 for shown in found.shown)
+    n_padded = sum(shown.features.n_frames < 3000 for shown in found.plotted)
     assert 0 < n_padded < found.n_windows
     assert page.verdict(found)[0].startswith(
         f"Padding can be seen in {n_padded} of {found.n_windows} windows"
     )
     assert text.count("No padding can be seen here.") == found.n_windows - n_padded
     assert text.count("below with\nthe head that looks at padding most") == n_padded
-    assert "Hatched: nobody could look there" not in text
+    assert "Hatched" not in text
 
 
 # --- what is wrong
@@ -266,7 +251,7 @@ def test_a_bad_option_is_one_line(run, clips, arguments, told, tmp_path, monkeyp
 
 def test_bins_by_hand():
     profile = np.full((5, 2), math.nan)
-    assert in_bins(profile) is None
+    assert np.isnan(in_bins(profile)).all()
     profile[1] = 0.2, 0.4
     profile[2] = 0.5, 0.7
     binned = in_bins(profile)
@@ -369,4 +354,4 @@ def test_a_watcher_hears_every_window_with_its_options(model, samples):
 def test_inspection_refuses_one_policy_twice(model):
     with pytest.raises(OptionError, match="--against must be another policy"):
         Inspection(model, Policy(), Policy())
-    assert inspection.N_SHOWN > 0
+    assert inspection.N_PLOTTED > 0

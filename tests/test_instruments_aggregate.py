@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from functools import reduce
 from multiprocessing import get_context
 
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from asrmask.errors import OptionError
 from asrmask.inspection import aggregate
-from asrmask.inspection.online import Moments, Tally, heads_table, total
+from asrmask.inspection.diagnosis import padding_by_span
+from asrmask.inspection.online import Moments, Tally, heads_table
 
 X = torch.tensor([[[1.0, 10.0], [2.0, 20.0], [6.0, 60.0], [8.0, 80.0]]])  # one sample, N = 4
 NAN = [math.nan, math.nan]
@@ -20,6 +22,11 @@ NAN = [math.nan, math.nan]
 
 def mask(*bits):
     return torch.tensor([bits], dtype=torch.bool)
+
+
+def total(parts):
+    """The moments of all samples together."""
+    return reduce(Moments.__add__, parts)
 
 
 def same(got, expected):
@@ -57,17 +64,18 @@ def test_what_does_not_count_may_be_anything():
     same(aggregate.last(x, mask(1, 1, 0, 0)), [3])
 
 
-def test_spans_by_hand():
-    x = torch.arange(8.0, dtype=torch.float64)[None]  # 0 … 7
-    valid = mask(1, 1, 1, 1, 1, 0, 1, 0)
-    (found,) = aggregate.spans(x, valid, [[(0, 2), (1, 5), (4, 7), (5, 6), (0, 8)]])
+def test_padding_by_span_by_hand():
+    profile = np.arange(8.0)[None, :, None] + [-1, 1]  # two heads: their means are 0 … 7
+    profile[:, [5, 7]] = math.nan
+    other = np.full((1, 8, 2), 0.5)
+    profiles = {"decoder.0.cross": profile, "decoder.0.self": other, "decoder.1.cross": other}
+    spans = [(0, 2), (1, 5), (4, 7), (5, 6), (0, 8), (3, 3)]
+    masses = padding_by_span(profiles, "decoder.cross", spans)
     # 0.5; (1 + 2 + 3 + 4) / 4; (4 + 6) / 2, without the hole; nothing counts; 16 / 6
-    same(found, [0.5, 2.5, 5.0, math.nan, 16 / 6])
-    assert aggregate.spans(x, valid, [[]])[0].shape == (0,)
-    with pytest.raises(OptionError, match=r"a span must lie in 0..8, got 3..9"):
-        aggregate.spans(x, valid, [[(3, 9)]])
-    with pytest.raises(OptionError, match="bounds must be one list a sample, 1, got 2"):
-        aggregate.spans(x, valid, [[], []])
+    same(masses[:, 0], [0.5, 2.5, 5.0, math.nan, 16 / 6, math.nan])
+    same(masses[:, 1], [0.5] * 5 + [math.nan])
+    assert padding_by_span(profiles, "decoder.cross", []).shape == (0, 2)
+    assert np.isnan(padding_by_span({}, "encoder.self", [(0, 2)])).all()
 
 
 def test_word_times_become_positions():
@@ -77,13 +85,6 @@ def test_word_times_become_positions():
     assert aggregate.positions(0.28, 0.3, 1500) == (14, 15)  # 0.28 · 50 is 14.000000000000002
     assert aggregate.positions(3.0, 3.0, 1500) == (150, 151)  # no length: one position
     assert aggregate.positions(29.9, 31.0, 1500) == (1495, 1500)
-
-
-@pytest.mark.parametrize("function", [aggregate.last, aggregate.mean])
-def test_no_mask_is_an_error_and_everything_a_choice(function):
-    with pytest.raises(OptionError, match="a mask must say which positions count, got none"):
-        function(X, None)
-    same(function(X, aggregate.everything(X)), function(X, mask(1, 1, 1, 1)))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_mistake_3_a_layer_that_recorded_nothing_is_not_zero():
     places = [f"encoder.{i}.self" for i in range(3)]
     tally = Tally([(place, "padding") for place in places])
     tally.add({(place, "padding"): np.array([[0.4, 0.6]]) for place in places if "1" not in place})
-    grid = tally.grid(places, "padding", 2)
+    grid = tally.grid("encoder.self", "padding", 2)
     filled = np.nan_to_num(grid)
     right, wrong = 0.5, filled.mean()
     assert math.isclose(wrong, 1 / 3)
@@ -203,8 +204,8 @@ def test_what_has_no_data_is_left_out_entry_by_entry():
     with pytest.raises(OptionError, match="finite, or NaN where there is no data, got infinity"):
         Moments.of(np.array([[math.inf]]))
     with pytest.raises(OptionError, match="statistics must be of one shape"):
-        moments + Moments.none((2,))
-    close(moments + Moments.none((3,)), moments)
+        moments + Moments.of(np.empty((0, 2)))
+    close(moments + Moments.of(np.empty((0, 3))), moments)
 
 
 def test_the_interval_is_students():
@@ -215,17 +216,16 @@ def test_the_interval_is_students():
     assert np.isnan(Moments.of(np.array([[1.0]])).interval()[0]).all()
 
 
-def test_tallies_of_two_processes_add_up_and_name_what_is_missing():
+def test_a_tally_adds_batches_up_and_names_what_is_missing():
     expected = [("encoder.0.self", "padding"), ("encoder.0.self", "entropy")]
     expected += [("decoder.0.cross", "padding")]
-    one, other = Tally(expected), Tally(expected)
-    one.add({expected[0]: np.array([[0.1, 0.3]])})
-    other.add({expected[0]: np.array([[0.5, 0.5], [0.6, 1.0]])})
-    joined = one + other
-    same(joined.moments[expected[0]].means(), [0.4, 0.6])
-    assert joined.missing == ["encoder.0.self entropy", "decoder.0.cross"]
-    joined.add({expected[1]: np.array([[math.nan, math.nan]])})  # a sample, but without data
-    assert "encoder.0.self entropy" in joined.missing
+    tally = Tally(expected)
+    tally.add({expected[0]: np.array([[0.1, 0.3]])})
+    tally.add({expected[0]: np.array([[0.5, 0.5], [0.6, 1.0]])})
+    same(tally.moments[expected[0]].means(), [0.4, 0.6])
+    assert tally.missing == ["encoder.0.self entropy", "decoder.0.cross"]
+    tally.add({expected[1]: np.array([[math.nan, math.nan]])})  # a sample, but without data
+    assert "encoder.0.self entropy" in tally.missing
 
 
 def test_heads_are_ranked_by_their_mean_and_those_without_data_left_out():

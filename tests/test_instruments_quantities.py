@@ -11,18 +11,19 @@ from asrmask.audio.recording import Recording
 from asrmask.audio.spectrogram import Spectrogram
 from asrmask.decoding.task import decode
 from asrmask.errors import OptionError
-from asrmask.inspection.inspected_model import AsrmaskModel, Readout
+from asrmask.inspection.adapters import OpenAI
+from asrmask.inspection.inspected_model import InspectedModel, Readout
 from asrmask.inspection.key_labels import KeyLabels, cross_key_labels, encoder_key_labels
-from asrmask.inspection.measure import Text, measure, read, stacked
-from asrmask.inspection.openai import OpenAI
-from asrmask.inspection.quantities import DEFINED, Meter, Scope, expected, kind_of
-from asrmask.inspection.recording import Keeper, both
+from asrmask.inspection.measure import ForcedText, measure, measure_decoder
+from asrmask.inspection.quantities import Meter, Scope, expected
+from asrmask.inspection.recording import ActivationCache, combine_recorders
 from asrmask.model import masks
 from asrmask.model.attention import KeyValues
 from asrmask.model.dimensions import ModelDimensions
 from asrmask.model.encoding import encode, plan
 from asrmask.model.policy import Policy
 from asrmask.model.whisper import Whisper
+from asrmask.tokenizer.tokenizer import get_tokenizer
 
 POLICIES = [
     *("full", "full,positions=last", "mask:encoder", "mask:cross", "mask:both", "trim"),
@@ -34,54 +35,58 @@ def bits(*rows):
     return torch.tensor(rows, dtype=torch.bool)
 
 
-# Ground
+# Labels
 
 
-def test_the_ground_of_two_clips_in_a_batch():
-    ground = KeyLabels.of([2, 60], 61, speech=[[(0.0, 0.02)], [(0.1, 0.2), (1.0, 99.0)]])
-    assert ground.audio.sum(dim=1).tolist() == [2, 60]
-    assert ground.padding.sum(dim=1).tolist() == [59, 1]
-    assert ground.last_second[0].nonzero().flatten().tolist() == [0, 1]  # shorter than a second
-    assert ground.last_second[1].nonzero().flatten().tolist() == list(range(10, 60))
-    assert ground.speech[0].nonzero().flatten().tolist() == [0]
-    assert ground.speech[1].nonzero().flatten().tolist() == [*range(5, 10), *range(50, 60)]
+@pytest.mark.parametrize(
+    ("n", "spans", "last_second", "speech"),
+    [
+        (2, [(0.0, 0.02)], [0, 1], [0]),  # shorter than a second
+        (60, [(0.1, 0.2), (1.0, 99.0)], list(range(10, 60)), [*range(5, 10), *range(50, 60)]),
+    ],
+)
+def test_the_labels_of_a_clip(n, spans, last_second, speech):
+    labels = KeyLabels.of(n, 61, speech=spans)
+    assert (int(labels.audio.sum()), int(labels.padding.sum())) == (n, 61 - n)
+    assert labels.last_second[0].nonzero().flatten().tolist() == last_second
+    assert labels.speech[0].nonzero().flatten().tolist() == speech
 
 
-def test_the_ground_knows_padding_in_front_hidden_keys_and_counts():
-    last = KeyLabels.of([2], 5, offsets=[3], mask=masks.padding([3], 5, last=True))
+def test_labels_know_padding_in_front_hidden_keys_and_counts():
+    last = KeyLabels.of(2, 5, first=3, mask=masks.padding([3], 5, last=True))
     assert last.audio[0].tolist() == [False, False, False, True, True]
     assert last.padding[0].tolist() == [False, False, True, False, False]
     assert last.starts[0].tolist() == [-3, -2, -1, 0, 1]
-    virtual = KeyLabels.of([2], 5, mask=masks.counted(torch.tensor([[1, 1, 1, 16, 7]])))
+    virtual = KeyLabels.of(2, 5, mask=masks.counted(torch.tensor([[1, 1, 1, 16, 7]])))
     assert virtual.counts[0].tolist() == [1, 1, 1, 16, 7]
     assert virtual.starts[0].tolist() == [0, 1, 2, 3, 19]
     assert virtual.padding[0].tolist() == [False, False, True, True, True]
     with pytest.raises(OptionError, match="audio must be 1 position or more of 3 keys"):
-        KeyLabels.of([4], 3)
+        KeyLabels.of(4, 3)
 
 
-def test_the_ground_of_a_memory_whose_mask_hides_audio_at_both_ends(model):
-    """A mask that is not about padding: keys that nobody sees are left out of the memory."""
+def test_the_labels_of_a_cache_whose_mask_hides_audio_at_both_ends(model):
+    """A mask that is not about padding: keys that nobody sees are left out of the cache."""
     visible = torch.zeros(1, 1, 1, 1500, dtype=torch.bool)
     visible[..., [8, 9, 20, 99, 200]] = True
     with torch.inference_mode():
         encoded = model.decoder.cross_attention_cache(
             torch.zeros(1, 1500, model.dims.n_audio_state), visible
         )
-    ground = cross_key_labels(encoded, [100], [[(0.18, 0.4)]])
-    assert ground.starts[0, [0, -1]].tolist() == [8, 200]
-    seen = ground.counts[0] > 0
-    assert ground.starts[0][seen].tolist() == [8, 9, 20, 99, 200]
-    assert ground.audio[0][seen].tolist() == [True, True, True, True, False]
-    assert ground.speech[0][seen].tolist() == [False, True, False, False, False]
-    assert ground.padding[0].nonzero().flatten().tolist() == [192]
-    long = cross_key_labels(encoded, [1500])
+    labels = cross_key_labels(encoded, 100, [(0.18, 0.4)])
+    assert labels.starts[0, [0, -1]].tolist() == [8, 200]
+    seen = labels.counts[0] > 0
+    assert labels.starts[0][seen].tolist() == [8, 9, 20, 99, 200]
+    assert labels.audio[0][seen].tolist() == [True, True, True, True, False]
+    assert labels.speech[0][seen].tolist() == [False, True, False, False, False]
+    assert labels.padding[0].nonzero().flatten().tolist() == [192]
+    long = cross_key_labels(encoded, 1500)
     assert long.audio.all()
     assert not long.padding.any()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_ground_of_a_policy_has_all_positions_that_can_be_seen(model, policy):
+def test_the_labels_of_a_policy_has_all_positions_that_can_be_seen(model, policy):
     policy = Policy.parse(policy)
     n = 355
     visible = policy.visible(n)
@@ -89,15 +94,12 @@ def test_the_ground_of_a_policy_has_all_positions_that_can_be_seen(model, policy
         0, 2 * n, fill=policy.fill
     )
     encoded = encode(model, [window], policy)
-    cross, encoder = (
-        cross_key_labels(encoded, [n]),
-        encoder_key_labels(plan(policy, [visible]), [n]),
-    )
+    cross, encoder = cross_key_labels(encoded, n), encoder_key_labels(plan(policy, [visible]), n)
     hides = {"mask:encoder": (True, False), "mask:cross": (False, True)}
     in_encoder, in_cross = hides.get(policy.kind, (policy.kind not in {"full", "virtual"},) * 2)
-    for ground, hidden in ((encoder, in_encoder), (cross, in_cross)):
-        assert int(ground.audio.sum()) == n
-        n_padding = float((ground.counts * ground.padding).sum())
+    for labels, hidden in ((encoder, in_encoder), (cross, in_cross)):
+        assert int(labels.audio.sum()) == n
+        n_padding = float((labels.counts * labels.padding).sum())
         assert n_padding == (visible - n if hidden else 1500 - n)
 
 
@@ -128,8 +130,8 @@ WEIGHTS = torch.tensor(
 
 
 def test_masses_and_entropy_by_hand():
-    ground = KeyLabels.of([2], 4, speech=[[(0.0, 0.02)]])  # keys: speech, pause, padding, padding
-    meter = Meter(Stub(), {"decoder.cross": Scope(bits([1, 1, 1, 0]), ground)})
+    labels = KeyLabels.of(2, 4, speech=[(0.0, 0.02)])  # keys: speech, pause, padding, padding
+    meter = Meter(Stub(), {"decoder.cross": Scope(bits([1, 1, 1, 0]), labels)})
     meter("decoder.0.cross", "weights", WEIGHTS)
     value = {name: v.item() for (_, name), v in meter.values.items()}
     assert value["padding"] == pytest.approx((0.25 + 0.5 + 0.5) / 3)
@@ -143,12 +145,12 @@ def test_masses_and_entropy_by_hand():
 
 def test_a_key_that_stands_for_several_positions_counts_with_its_weight():
     """One key for 16 positions is 16 keys with a 16th of its weight each."""
-    wide = KeyLabels.of([1], 2, mask=masks.counted(torch.tensor([[1, 16]])))
-    each = KeyLabels.of([1], 17)
+    wide = KeyLabels.of(1, 2, mask=masks.counted(torch.tensor([[1, 16]])))
+    each = KeyLabels.of(1, 17)
     row = torch.tensor([0.2, *[0.05] * 16])
     found = []
-    for ground, weights in ((wide, torch.tensor([0.2, 0.8])), (each, row)):
-        meter = Meter(Stub(), {"encoder.self": Scope(bits([1]), ground)})
+    for labels, weights in ((wide, torch.tensor([0.2, 0.8])), (each, row)):
+        meter = Meter(Stub(), {"encoder.self": Scope(bits([1]), labels)})
         meter("encoder.0.self", "weights", weights[None, None, None])
         found.append(meter.values)
     for name in ("padding", "entropy"):
@@ -158,7 +160,7 @@ def test_a_key_that_stands_for_several_positions_counts_with_its_weight():
 
 
 def test_norms_by_hand():
-    meter = Meter(Stub(), {"encoder.self": Scope(bits([1, 0, 1]), KeyLabels.of([1], 3))})
+    meter = Meter(Stub(), {"encoder.self": Scope(bits([1, 0, 1]), KeyLabels.of(1, 3))})
     meter("encoder.0.self", "outputs", torch.tensor([2.0, 100.0, -4.0])[None, None, :, None])
     assert meter.values["encoder.0.self", "output_norm"].item() == pytest.approx(3)
     assert meter.values["encoder.0.self", "contribution_norm"].item() == pytest.approx(15)
@@ -166,7 +168,7 @@ def test_norms_by_hand():
 
 def test_the_end_logit_by_hand():
     """The last real query is the second of three."""
-    meter = Meter(Stub(), {"decoder.cross": Scope(bits([1, 1, 0]), KeyLabels.of([2], 3))}, 7)
+    meter = Meter(Stub(), {"decoder.cross": Scope(bits([1, 1, 0]), KeyLabels.of(2, 3))}, 7)
     weights = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.25, 0.25], [0.0, 0.0, 1.0]])
     meter("decoder.0.cross", "weights", weights[None, None])
     meter("decoder.0.cross", "values", torch.tensor([2.0, 4.0, 8.0])[None, None, :, None])
@@ -174,11 +176,11 @@ def test_the_end_logit_by_hand():
     # audio: 0.5 · 2 + 0.25 · 4 = 2 → (6, 8): 2 · (6 − 8) = −4; padding: 2 likewise; width 2
     assert meter.values["decoder.0.cross", "end_audio"].item() == pytest.approx(-2)
     assert meter.values["decoder.0.cross", "end_padding"].item() == pytest.approx(-2)
-    assert meter.end.item() == pytest.approx(2 * (5 - 1) / 2)
+    assert meter.end_logit.item() == pytest.approx(2 * (5 - 1) / 2)
 
 
 def test_where_there_is_no_padding_there_is_no_data_rather_than_0():
-    meter = Meter(Stub(), {"encoder.self": Scope(bits([1, 1]), KeyLabels.of([2], 2))})
+    meter = Meter(Stub(), {"encoder.self": Scope(bits([1, 1]), KeyLabels.of(2, 2))})
     meter("encoder.0.self", "weights", torch.tensor([[0.5, 0.5], [1.0, 0.0]])[None, None])
     assert np.isnan(meter.values["encoder.0.self", "padding"]).all()
     assert np.isnan(meter.values["encoder.0.self", "speech"]).all()  # nobody has said where
@@ -207,19 +209,21 @@ def test_all_shares_of_the_end_logit_add_up_where_nothing_else_speaks():
     tokens = torch.randint(60, (1, 5))
     with torch.inference_mode():
         encoded = small.decoder.cross_attention_cache(torch.randn(1, 6, 8))
-        ground = KeyLabels.of([4], 6)
-        meter = Meter(AsrmaskModel(small), {"decoder.cross": Scope(bits([1] * 5), ground)}, 11)
-        keeper = Keeper(dims, "decoder.*.residual")
-        x, _ = small.decoder(tokens, encoded, small.decoder.cache(1, 5), both(meter, keeper))
+        labels = KeyLabels.of(4, 6)
+        meter = Meter(InspectedModel(small), {"decoder.cross": Scope(bits([1] * 5), labels)}, 11)
+        cache = ActivationCache(dims, "decoder.*.residual")
+        x, _ = small.decoder(
+            tokens, encoded, small.decoder.cache(1, 5), combine_recorders(meter, cache)
+        )
         logit = small.decoder.logits(x)[0, -1, 11]
-        readout = AsrmaskModel(small).readout(11)
+        readout = InspectedModel(small).readout(11)
         biases = sum(block.cross_attn.out.bias for block in small.decoder.blocks)
-        rest = keeper.kept["decoder.input.residual"][0, -1] + biases
-        width = readout.width(keeper.kept["decoder.2.residual"][0, -1])
+        rest = cache.tensors["decoder.input.residual"][0, -1] + biases
+        width = readout.width(cache.tensors["decoder.2.residual"][0, -1])
         constant = readout.shift @ readout.embedding
     shares = [v.sum() for (_, name), v in meter.values.items() if name.startswith("end_")]
     assert len(shares) == 6
-    assert float(meter.end) == pytest.approx(float(logit), abs=1e-5)
+    assert float(meter.end_logit) == pytest.approx(float(logit), abs=1e-5)
     got = sum(shares) + float(readout.share(rest) / width + constant)
     assert got == pytest.approx(float(logit), abs=1e-5)
 
@@ -230,7 +234,7 @@ def heard(model, sample):
     spectrogram = Spectrogram(Recording.open(sample), model.dims.n_mels)
     window = spectrogram.window(0, spectrogram.n_frames, fill="zero")
     result = decode(model, window, without_timestamps=True)
-    return window, Text((50257, 50362), tuple(result.tokens), 50256, 50363)
+    return window, ForcedText.untimed(get_tokenizer(False), result.tokens)
 
 
 def test_the_share_of_padding_is_what_a_head_without_it_lacks(model, heard):
@@ -238,15 +242,15 @@ def test_the_share_of_padding_is_what_a_head_without_it_lacks(model, heard):
     window, text = heard
     layer, head, n = 2, 3, window.n_positions
     encoded = encode(model, [window])
-    meter, _ = read(model, encoded, n, text)
-    row = text.row(448)
+    measurement = measure_decoder(model, encoded, n, text)
+    row, _ = text.inputs(448)
 
     def passed(encoded):
-        keeper = Keeper(model.dims, f"decoder.{layer}.cross.outputs", "decoder.3.residual")
-        model.decoder(row, encoded, model.decoder.cache(*row.shape), keeper)
-        outputs = keeper.kept[f"decoder.{layer}.cross.outputs"]
+        cache = ActivationCache(model.dims, f"decoder.{layer}.cross.outputs", "decoder.3.residual")
+        model.decoder(row, encoded, model.decoder.cache(*row.shape), cache)
+        outputs = cache.tensors[f"decoder.{layer}.cross.outputs"]
         joined = model.decoder.blocks[layer].cross_attn.out(outputs.transpose(1, 2).flatten(2))
-        return joined[0, -1], keeper.kept["decoder.3.residual"][0, -1]
+        return joined[0, -1], cache.tensors["decoder.3.residual"][0, -1]
 
     with torch.inference_mode():
         layers = list(encoded.layers)
@@ -256,17 +260,17 @@ def test_the_share_of_padding_is_what_a_head_without_it_lacks(model, heard):
         layers[layer] = (KeyValues(keys, values, mask),)
         whole, residual = passed(encoded)
         without, _ = passed(replace(encoded, layers=tuple(layers)))
-        norm, weight = model.decoder.ln, model.decoder.token_embedding.weight[text.end]
+        norm, weight = model.decoder.ln, model.decoder.token_embedding.weight[text.tokenizer.eot]
         width = (residual.var(unbiased=False) + norm.eps).sqrt()
 
         def frozen(x):
             return (norm.weight * (x - x.mean()) / width + norm.bias) @ weight
 
         expected = float(frozen(residual) - frozen(residual - (whole - without)))
-    got = meter.values[f"decoder.{layer}.cross", "end_padding"][0, head]
+    got = measurement.values[f"decoder.{layer}.cross", "end_padding"][0, head]
     assert abs(expected) > 1e-3
     assert got == pytest.approx(expected, abs=1e-4)
-    assert float(meter.end) == pytest.approx(float(frozen(residual)), abs=1e-4)
+    assert measurement.end_logit == pytest.approx(float(frozen(residual)), abs=1e-4)
 
 
 # Real speech
@@ -293,7 +297,7 @@ def test_a_measurement_under_every_policy(model, heard, policy):
     n_tokens = len(text.tokens) + 1
     weights = found.weights["decoder.2.cross"]
     assert weights.shape[:2] == (6, n_tokens)
-    padded = weights[..., found.ground.padding[0].numpy()].sum(axis=-1).mean(axis=1)
+    padded = weights[..., found.cross_keys.padding[0].numpy()].sum(axis=-1).mean(axis=1)
     assert np.allclose(padded, np.nan_to_num(found.values["decoder.2.cross", "padding"][0]))
 
 
@@ -323,21 +327,15 @@ def test_openai_whisper_measures_the_same(model, upstream_model, heard):
     n = window.n_positions
     ours = measure(model, window, Policy(), text)
     subject = OpenAI(upstream_model)
-    ground = KeyLabels.of([n], 1500)
-    row, queries = text.row(448), text.queries(448)
+    labels = KeyLabels.of(n, 1500)
+    row, queries = text.inputs(448)
     scopes = {
-        "encoder.self": Scope(ground.audio, ground),
+        "encoder.self": Scope(labels.audio, labels),
         "decoder.self": Scope(queries),
-        "decoder.cross": Scope(queries, ground),
+        "decoder.cross": Scope(queries, labels),
     }
-    meter = Meter(subject, scopes, text.end)
+    meter = Meter(subject, scopes, text.tokenizer.eot)
     with torch.inference_mode():
         subject.logits(row, subject.encode(window.mel[None], meter), meter)
     for key, values in ours.values.items():
         assert np.allclose(values, meter.values[key], atol=1e-4, equal_nan=True), key
-
-
-def test_values_of_samples_are_put_together():
-    one, other = {("a", "b"): np.array([[1.0, 2.0]])}, {("a", "b"): np.array([[3.0, 4.0]])}
-    assert stacked([one, other])["a", "b"].tolist() == [[1, 2], [3, 4]]
-    assert kind_of("decoder.11.cross") in DEFINED

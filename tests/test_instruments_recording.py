@@ -7,9 +7,15 @@ from asrmask.audio.recording import Recording
 from asrmask.audio.spectrogram import Spectrogram
 from asrmask.errors import MissingPackageError, OptionError
 from asrmask.inspection import recording
-from asrmask.inspection.inspected_model import AsrmaskModel
-from asrmask.inspection.openai import OpenAI
-from asrmask.inspection.recording import ATTENTION, Keeper, attention_places, both, names
+from asrmask.inspection.adapters import HuggingFace, OpenAI
+from asrmask.inspection.inspected_model import InspectedModel
+from asrmask.inspection.recording import (
+    ATTENTION,
+    ActivationCache,
+    attention_places,
+    combine_recorders,
+    recorded_names,
+)
 from asrmask.model import masks
 from asrmask.model.dimensions import ModelDimensions
 from asrmask.model.encoding import encode
@@ -32,21 +38,21 @@ def window(sample, model):
 @pytest.fixture(scope="module")
 def own(model, window):
     """Everything that a pass records, its features and its logits."""
-    return everything(AsrmaskModel(model), window)
+    return everything(model, window)
 
 
 def everything(subject, window):
-    keeper = Keeper(subject.dims, "*")
-    features = subject.encode(window.mel[None], keeper)
-    logits = subject.logits(TOKENS, features, keeper)
-    return keeper, features, logits
+    cache = ActivationCache(subject.dims, "*")
+    with torch.inference_mode():
+        features = subject.encode(window.mel[None], record=cache)
+        logits = subject.logits(TOKENS, features, record=cache)
+    return cache, features, logits
 
 
 def test_every_name_is_recorded_with_the_shape_that_is_stated(own, model):
-    keeper, _, _ = own
+    cache, _, _ = own
     dims = model.dims
-    assert keeper.missing == []
-    assert set(keeper.kept) == set(names(dims))
+    assert set(cache.tensors) == set(recorded_names(dims))
     n_audio, n_text, d = dims.n_audio_ctx, TOKENS.shape[1], dims.n_text_state // dims.n_text_head
     sizes = {"encoder.self": (n_audio, n_audio), "decoder.self": (n_text, n_text)}
     sizes["decoder.cross"] = (n_text, n_audio)
@@ -60,16 +66,16 @@ def test_every_name_is_recorded_with_the_shape_that_is_stated(own, model):
             "outputs": (n_queries, d),
         }
         for quantity in ATTENTION:
-            got = keeper.kept[f"{place}.{quantity}"].shape
+            got = cache.tensors[f"{place}.{quantity}"].shape
             assert got == (1, dims.n_text_head, *shapes[quantity]), (place, quantity)
-    assert keeper.kept["encoder.input.residual"].shape == (1, n_audio, dims.n_audio_state)
-    assert keeper.kept["decoder.3.residual"].shape == (1, n_text, dims.n_text_state)
+    assert cache.tensors["encoder.input.residual"].shape == (1, n_audio, dims.n_audio_state)
+    assert cache.tensors["decoder.3.residual"].shape == (1, n_text, dims.n_text_state)
 
 
 def test_the_residual_stream_is_what_the_last_norm_reads(own, model):
-    keeper, features, logits = own
-    assert torch.equal(model.encoder.ln_post(keeper.kept["encoder.3.residual"]), features)
-    read = model.decoder.logits(model.decoder.ln(keeper.kept["decoder.3.residual"]))
+    cache, features, logits = own
+    assert torch.equal(model.encoder.ln_post(cache.tensors["encoder.3.residual"]), features)
+    read = model.decoder.logits(model.decoder.ln(cache.tensors["decoder.3.residual"]))
     assert torch.allclose(read, logits, atol=1e-4)
 
 
@@ -79,39 +85,40 @@ def tensors(encoded):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_recording_changes_nothing_under_any_policy(model, window, policy):
-    keeper = Keeper(model.dims, "encoder.*.weights", "encoder.*.residual")
-    plain, seen = encode(model, [window], policy), encode(model, [window], policy, keeper)
+    cache = ActivationCache(model.dims, "encoder.*.weights", "encoder.*.residual")
+    plain, seen = encode(model, [window], policy), encode(model, [window], policy, cache)
     for a, b in zip(tensors(plain), tensors(seen), strict=True):
         assert (a - b).norm() < 1e-5 * a.norm()
-    assert keeper.missing == []
-    for name, weights in keeper.kept.items():
+    names = [name for name in recorded_names(model.dims) if name.startswith("encoder.")]
+    assert set(cache.tensors) == {n for n in names if n.endswith((".weights", ".residual"))}
+    for name, weights in cache.tensors.items():
         if name.endswith("weights"):
             assert torch.allclose(weights.sum(dim=-1), torch.ones(weights.shape[:3]), atol=1e-5)
 
 
 def test_virtual_padding_records_the_groups_that_stand_for_it(model, window):
-    keeper = Keeper(model.dims, "encoder.0.self.weights")
-    encode(model, [window], "virtual", keeper)
+    cache = ActivationCache(model.dims, "encoder.0.self.weights")
+    encode(model, [window], "virtual", cache)
     n_own = Policy("virtual").visible(window.n_positions)
     n_groups = -(-(1500 - n_own) // 16)
-    assert keeper.kept["encoder.0.self.weights"].shape[2:] == (n_own, n_own + n_groups)
+    assert cache.tensors["encoder.0.self.weights"].shape[2:] == (n_own, n_own + n_groups)
 
 
 def test_values_are_kept_although_the_next_layer_writes_over_them(model, window):
-    keeper = Keeper(model.dims, "encoder.*.self.values", "encoder.*.self.weights")
-    both_kept = Keeper(model.dims, "encoder.*.self.outputs")
-    encode(model, [window], "virtual", both(keeper, both_kept))
+    cache = ActivationCache(model.dims, "encoder.*.self.values", "encoder.*.self.weights")
+    outputs = ActivationCache(model.dims, "encoder.*.self.outputs")
+    encode(model, [window], "virtual", combine_recorders(cache, outputs))
     for i in range(model.dims.n_audio_layer):
         place = f"encoder.{i}.self"
-        again = keeper.kept[f"{place}.weights"] @ keeper.kept[f"{place}.values"]
-        assert torch.allclose(again, both_kept.kept[f"{place}.outputs"], atol=1e-5), place
+        again = cache.tensors[f"{place}.weights"] @ cache.tensors[f"{place}.values"]
+        assert torch.allclose(again, outputs.tensors[f"{place}.outputs"], atol=1e-5), place
 
 
-def test_weights_equal_openai_whispers_with_its_fast_attention_off(own, upstream_model, window):
+def test_weights_equal_openai_whispers_without_fused_attention(own, model, upstream_model, window):
     ours, features, logits = own
     theirs, their_features, their_logits = everything(OpenAI(upstream_model), window)
-    assert theirs.missing == []
-    compare(ours.kept, theirs.kept, 1e-5)
+    assert set(theirs.tensors) == set(recorded_names(model.dims))
+    compare(ours.tensors, theirs.tensors, 1e-5)
     assert torch.allclose(features, their_features, atol=1e-4)
     assert torch.allclose(logits, their_logits, atol=1e-4)
 
@@ -128,24 +135,24 @@ def test_openai_whisper_is_as_fast_as_before_afterwards(upstream_model, window):
 
 def test_weights_equal_hugging_faces(own, model, window):
     pytest.importorskip("transformers", reason="the optional package transformers is not installed")
-    from asrmask.inspection.huggingface import HuggingFace
     from asrmask.systems.huggingface import twin
 
     subject = HuggingFace(twin(model, attention="eager"))
     assert subject.dims == model.dims
     theirs, features, logits = everything(subject, window)
-    assert theirs.missing == []
-    compare(own[0].kept, theirs.kept, 1e-5)
+    assert set(theirs.tensors) == set(recorded_names(model.dims))
+    compare(own[0].tensors, theirs.tensors, 1e-5)
     assert torch.allclose(own[1], features, atol=1e-4)
     assert torch.allclose(own[2], logits, atol=1e-3)
     for place in attention_places(model.dims):
-        assert torch.equal(subject.projection(place), AsrmaskModel(model).projection(place)), place
-    assert torch.equal(subject.readout(7).embedding, AsrmaskModel(model).readout(7).embedding)
+        assert torch.equal(subject.projection(place), InspectedModel(model).projection(place)), (
+            place
+        )
+    assert torch.equal(subject.readout(7).embedding, InspectedModel(model).readout(7).embedding)
 
 
 def test_hugging_faces_fast_attention_is_refused(model):
     pytest.importorskip("transformers", reason="the optional package transformers is not installed")
-    from asrmask.inspection.huggingface import HuggingFace
     from asrmask.systems.huggingface import twin
 
     with pytest.raises(OptionError, match="attn_implementation=\"eager\", got 'sdpa'"):
@@ -177,16 +184,15 @@ def compare(ours, theirs, tolerance):
         assert far <= tolerance * size, (name, far, size)
 
 
-def test_a_keeper_says_what_it_does_not_know_and_what_is_missing(model):
+def test_an_activation_cache_refuses_unknown_names_and_a_second_pass(model):
     with pytest.raises(OptionError, match="a name to record must be like encoder"):
-        Keeper(model.dims, "decoder.9.cross.weights")
-    keeper = Keeper(model.dims, "decoder.*.cross.weights")
-    keeper("decoder.1.cross", "weights", torch.zeros(1))
-    keeper("decoder.1.cross", "scores", torch.zeros(1))
-    assert list(keeper.kept) == ["decoder.1.cross.weights"]
-    assert keeper.missing == [f"decoder.{i}.cross.weights" for i in (0, 2, 3)]
+        ActivationCache(model.dims, "decoder.9.cross.weights")
+    cache = ActivationCache(model.dims, "decoder.*.cross.weights")
+    cache("decoder.1.cross", "weights", torch.zeros(1))
+    cache("decoder.1.cross", "scores", torch.zeros(1))
+    assert list(cache.tensors) == ["decoder.1.cross.weights"]
     with pytest.raises(OptionError, match=r"one pass, got decoder\.1\.cross\.weights"):
-        keeper("decoder.1.cross", "weights", torch.zeros(1))
+        cache("decoder.1.cross", "weights", torch.zeros(1))
 
 
 def test_a_batch_with_masks_records_what_its_clips_record_alone():
@@ -195,12 +201,15 @@ def test_a_batch_with_masks_records_what_its_clips_record_alone():
     dims = ModelDimensions(4, 12, 8, 2, 2, 60, 10, 8, 2, 2)
     small = Whisper(dims).eval()
     mel = torch.randn(2, 4, 24)
-    keeper, alone = Keeper(dims, "encoder.*.weights"), Keeper(dims, "encoder.*.weights")
+    cache, alone = (
+        ActivationCache(dims, "encoder.*.weights"),
+        ActivationCache(dims, "encoder.*.weights"),
+    )
     with torch.inference_mode():
-        small.encode(mel, masks.padding([5, 12], 12), keeper)
+        small.encode(mel, masks.padding([5, 12], 12), cache)
         small.encode(mel[:1], masks.padding([5], 12), alone)
-    for name, weights in alone.kept.items():
-        assert torch.allclose(weights[0], keeper.kept[name][0], atol=1e-6)
+    for name, weights in alone.tensors.items():
+        assert torch.allclose(weights[0], cache.tensors[name][0], atol=1e-6)
         assert weights[..., 5:].eq(0).all()
 
 

@@ -8,7 +8,7 @@ from asrmask.audio.spectrogram import Features
 from asrmask.checkpoints import load_model
 from asrmask.errors import OptionError
 from asrmask.inspection.diagnosis import Diagnose
-from asrmask.inspection.inspected_model import AsrmaskModel
+from asrmask.inspection.inspected_model import InspectedModel
 from asrmask.model import masks, quantization
 from asrmask.model.attention import KeyValues
 from asrmask.model.dimensions import ModelDimensions
@@ -70,12 +70,13 @@ def test_features_are_attended_to_as_their_keys_and_values_would_be(n_texts):
     rotation = quantization.mean_preserving_rotation(32)
     mine = Int8CrossAttention(attn, rotation, norm, source)
     x = torch.randn(2 * n_texts, 3, 32, generator=generator)
-    features = torch.randn(2, 7, 32, generator=generator)
+    features = torch.nn.functional.layer_norm(torch.randn(2, 7, 32, generator=generator), (32,))
     mask = masks.padding([5, 7], 7)
     real = features * source[0] + source[1]
     float_queries = attn.queries(x * norm[0] + norm[1])
     exact = attn(float_queries, [KeyValues(*attn.keys_values(real), mask)])
-    q, (keys, values) = mine.queries(x @ rotation), mine.keys_values(features @ rotation)
+    q = mine.queries(x @ rotation)
+    keys, values = mine.keys_values(quantization.quantize_features(features @ rotation))
     got = mine(q, [KeyValues(keys, values, mask)])
     assert (got @ rotation.T - exact).norm() / exact.norm() < 0.03
     records = {}
@@ -89,6 +90,8 @@ def test_features_are_attended_to_as_their_keys_and_values_would_be(n_texts):
     changed = keys.clone()
     changed[0, :, 5:] += 9
     assert torch.equal(mine(q, [KeyValues(changed, changed, mask)]), got)
+    changed[0, :, 4] += 9
+    assert not torch.equal(mine(q, [KeyValues(changed, changed, mask)]), got)
     alone = mine(q[:n_texts], [KeyValues(keys[:1, :, :5], values[:1, :, :5])])
     assert torch.allclose(got[:n_texts], alone, atol=1e-6)
 
@@ -100,7 +103,7 @@ def test_an_int8_model_keeps_features_once_for_all_layers(quantized):
     assert len(groups) == quantized.dims.n_text_layer
     assert len({x.data_ptr() for keys, values, _ in groups for x in (keys, values)}) == 1
     assert groups[0].keys.shape == (1, 1, 160 + 83 + 25, 384)  # own, groups from 160, tail
-    assert quantized.decoder.cross_bytes() == 4 * 384
+    assert groups[0].keys.dtype == torch.int8
 
 
 def test_a_turn_changes_neither_products_nor_norms():
@@ -172,7 +175,7 @@ def test_int8_is_for_a_cpu():
 @torch.inference_mode()
 def test_an_int8_model_can_be_looked_into(quantized, model, sample):
     """Its readout gives its logits, and heads look at padding as those of the float model do."""
-    subject = AsrmaskModel(quantized)
+    subject = InspectedModel(quantized)
     x = torch.randn(3, 384, generator=torch.Generator().manual_seed(0))
     logits = quantized.decoder.logits(quantized.decoder.ln(x))
     for token in (0, 1000, 50256):

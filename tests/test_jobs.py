@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ from asrmask.errors import AudioError, OptionError
 from asrmask.transcription import jobs, scheduler, stream
 from asrmask.transcription.api import transcribe_all
 from asrmask.transcription.settings import Settings
-from asrmask.transcription.window_loop import DecodeRequest, WindowLoop
+from asrmask.transcription.window_loop import Callbacks, DecodeRequest, WindowLoop
 
 QUICK = ["--beam_size", "None", "--temperature_increment_on_fallback", "None", "--threads", "1"]
 DEADLINE_S = 120
@@ -139,7 +140,7 @@ def todo(monkeypatch):
     model = SimpleNamespace(is_multilingual=False)
     monkeypatch.setattr(command, "load", lambda args, options: (model, options))
     asked = []
-    monkeypatch.setattr(jobs, "work", lambda todo, *rest: asked.append(todo) or 0)
+    monkeypatch.setattr(jobs.JobRunner, "run", lambda self, n: asked.append(self.jobs) or 0)
 
     def call(*arguments):
         asked.clear()
@@ -229,25 +230,29 @@ def test_an_interruption_waits_for_the_outputs_of_a_file():
             signal.raise_signal(signal.SIGINT)
             done.append("written")
 
-    with pytest.raises(KeyboardInterrupt):
-        write()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            write()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done == ["written"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_interrupted_between_files_says_what_is_left(monkeypatch, tmp_path, capsys):
-    def cut_off(job):
+    def cut_off(*arguments):
         raise AudioError("a.wav: truncated")
 
     def interrupted(text):
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(jobs, "open_job", cut_off)
+    monkeypatch.setattr(jobs.JobRunner, "_open", cut_off)
     monkeypatch.setattr(jobs, "progress", lambda title: monkeypatch.context())
     monkeypatch.setattr(jobs, "say", interrupted)
     planned = jobs.plan(["a.wav", "b.wav", "c.wav"], str(tmp_path), [])
-    assert jobs.work(planned, None, None, None, None, None) == 130
+    assert jobs.JobRunner(planned, None, None, None, None, None).run() == 130
     assert capsys.readouterr().err == (
         "asrmask: interrupted: 0 of 3 files done, left: b.wav c.wav\n"
     )
@@ -256,7 +261,7 @@ def test_interrupted_between_files_says_what_is_left(monkeypatch, tmp_path, caps
 def test_lines_are_for_whole_parts_or_seconds_apart(monkeypatch, capsys):
     now = 0.0
     monkeypatch.setattr(console.time, "monotonic", lambda: now)
-    advance = console.Lines()
+    advance = console.ProgressLines()
     advance(40, 100)  # an earlier run did 40
     for seconds, done, is_whole in ((1, 41, False), (2, 50, True), (3, 51, False), (30, 70, False)):
         now = float(seconds)
@@ -382,6 +387,7 @@ def fail_at(monkeypatch, place, name, n_frames):
             one.window for several in arguments if isinstance(several, list) for one in several
         ]
         windows += [one.window for one in arguments if isinstance(one, DecodeRequest)]
+        windows += [one for one in arguments if isinstance(one, stream.TranscriptionStream)]
         if any(window.n_frames == n_frames for window in windows):
             raise RuntimeError("nobody\nthought of it")
         return function(*arguments)
@@ -395,6 +401,7 @@ def fail_at(monkeypatch, place, name, n_frames):
         (WindowLoop, "send", QUICK),
         (stream, "decode_request", QUICK),
         (WindowLoop, "send", ["--fast", "--threads", "1"]),
+        (stream.TranscriptionStream, "transcription", ["--fast", "--threads", "1"]),
         (scheduler, "decode_batch", ["--fast", "--threads", "1"]),
     ],
 )
@@ -490,8 +497,8 @@ def test_progress_follows_windows_that_have_no_text(model, capsys):
     """Silence gives no segments, but it is done."""
     silence = Recording.of(np.full(16_000 * 70, 1e-5, np.float32))
     seen = []
-    shares = jobs.Shares(lambda done, total: seen.append((done, total)), 1)
-    callbacks = shares.of(jobs.Job("a.wav", {}), None)
+    progress = jobs.FileProgress(lambda done, total: seen.append((done, total)), 1)
+    callbacks = Callbacks(on_progress=partial(progress.add, "a.wav"))
     settings = Settings(temperature=0.0, no_speech_threshold=0.0, logprob_threshold=None)
     running = stream.TranscriptionStream(model, silence, settings, DecodingOptions(), callbacks)
     assert list(running) == []

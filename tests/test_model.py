@@ -55,7 +55,7 @@ def by_chunks(model, tokens, features, size, cross_mask=None):
 def test_cached_equals_whole_at_any_chunk_size(small, mel, tokens, size, masked):
     """Teacher-forced logits of a whole text in one pass are the step-by-step ones."""
     features = small.encode(mel)
-    cross = masks.cross([50, 20], 50) if masked else None
+    cross = masks.padding([50, 20], 50) if masked else None
     whole = small.logits(tokens, features, cross)
     assert torch.allclose(by_chunks(small, tokens, features, size, cross), whole, atol=1e-5)
 
@@ -91,7 +91,7 @@ def test_encoder_mask_hides_what_lies_behind_it(small, mel):
 
 def test_cross_mask_hides_features(small, mel, tokens):
     features = small.encode(mel)
-    mask = masks.cross([20, 50], 50)
+    mask = masks.padding([20, 50], 50)
     garbage = features.clone()
     garbage[0, 20:] = 100
     assert torch.equal(small.logits(tokens, features, mask), small.logits(tokens, garbage, mask))
@@ -101,7 +101,7 @@ def test_cross_mask_hides_features(small, mel, tokens):
 def test_no_gradient_reaches_a_hidden_frame(small, mel, tokens):
     mel.requires_grad_()
     features = small.encode(mel, masks.padding([20, 30], 50))
-    small.logits(tokens, features, masks.cross([20, 30], 50)).sum().backward()
+    small.logits(tokens, features, masks.padding([20, 30], 50)).sum().backward()
     for clip, n in enumerate((20, 30)):
         assert mel.grad[clip, :, 2 * n + 1 :].eq(0).all()
         assert mel.grad[clip, :, : 2 * n].ne(0).any(dim=0).all()
@@ -110,7 +110,7 @@ def test_no_gradient_reaches_a_hidden_frame(small, mel, tokens):
 def test_all_valid_masks_are_bit_identical_to_none(small, mel, tokens):
     features = small.encode(mel)
     assert torch.equal(small.encode(mel, masks.padding([50, 50], 50)), features)
-    cross = masks.cross([50, 50], 50)
+    cross = masks.padding([50, 50], 50)
     assert torch.equal(small.logits(tokens, features, cross), small.logits(tokens, features))
 
 

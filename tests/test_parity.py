@@ -7,10 +7,10 @@ from asrmask import DecodingOptions, Recording, Settings, Spectrogram, detect_la
 from asrmask.audio.constants import N_FRAMES
 from asrmask.audio.recording import load_audio
 from asrmask.comparison.divergence import first_divergence
-from asrmask.comparison.peers import UpstreamPeer, run
-from asrmask.comparison.run import Comparison
+from asrmask.comparison.run import Comparison, UpstreamPeer, run
 from asrmask.comparison.transcripts import first_difference
-from asrmask.evaluation.corpus import Clip, from_manifest
+from asrmask.evaluation import corpus
+from asrmask.evaluation.corpus import Clip
 from asrmask.systems import upstream
 from asrmask.tokenizer.tokenizer import get_tokenizer
 from asrmask.transcription.result import Segment, Transcription, Word
@@ -115,7 +115,7 @@ def base_twin(base_model):
 def spoken(shared):
     """A German and a French clip."""
     names = ("fleurs-de-004.ogg", "fleurs-fr-000.ogg")
-    return [clip for clip in from_manifest(shared / "fleurs") if clip.path.name in names]
+    return [clip for clip in corpus.read(shared / "fleurs") if clip.path.name in names]
 
 
 ONE_TRY = Settings(temperature=0.0, no_speech_threshold=None)
@@ -135,9 +135,9 @@ def test_sample_clips_are_equal_greedily_and_with_beams(model, upstream_model, s
         model, [UpstreamPeer(upstream_model)], ONE_TRY, DecodingOptions(**choices)
     )
     for path in list(samples)[1:3]:
-        (found,) = comparison.compare(Clip(path)).against
-        assert found.is_equal
-        assert max(stage.difference for stage in found.stages if stage.name == "logits") <= 1e-4
+        found = comparison.compare(Clip(path))["against"]["openai-whisper"]
+        assert found["equal"]
+        assert max(s["difference"] for s in found["stages"] if s["name"] == "logits") <= 1e-4
 
 
 def test_a_difference_is_found_and_placed(model, upstream_model, sample):
@@ -156,14 +156,15 @@ def test_a_difference_is_found_and_placed(model, upstream_model, sample):
     assert parting.step == 3
     assert f"({third})" in parting.theirs
     assert parting.gap > 1e-3
-    (found,) = Comparison(changed, [opponent], ONE_TRY, options).compare(Clip(sample)).against
+    compared = Comparison(changed, [opponent], ONE_TRY, options).compare(Clip(sample))
+    found = compared["against"]["openai-whisper"]
     # upstream's text has that token, at step 3 behind two of the opening: it is embedded first
-    assert "0.00 s: decoder.token_embedding, token 5 (" in found.different
-    assert "step 3: asrmask" in found.then
-    (logits,) = (stage for stage in found.stages if stage.name == "logits")
-    assert not logits.is_equal
-    assert all(stage.difference == 0 for stage in found.stages if "encoder" in stage.name)
-    assert found.n_words_different > 0
+    assert "0.00 s: decoder.token_embedding, token 5 (" in found["first_difference"]
+    assert "step 3: asrmask" in found["then"]
+    (logits,) = (stage for stage in found["stages"] if stage["name"] == "logits")
+    assert not logits["equal"]
+    assert all(s["difference"] == 0 for s in found["stages"] if "encoder" in s["name"])
+    assert found["words_different"] > 0
 
 
 @pytest.mark.parametrize("task", ["transcribe", "translate"])
@@ -175,10 +176,10 @@ def test_languages_are_transcribed_and_translated_as_upstream_does(
     )
     for clip in spoken:
         compared = comparison.compare(clip)
-        (found,) = compared.against
-        assert found.different is None
-        assert found.near is None
-        assert compared.heard.language == found.heard.language == clip.language
+        found = compared["against"]["openai-whisper"]
+        assert found["first_difference"] is None
+        assert found["near_tie"] is None
+        assert compared["asrmask"]["language"] == found["language"] == clip.language
 
 
 def test_languages_of_a_batch_are_those_of_each_clip_and_upstream_s(base_model, base_twin, spoken):
@@ -210,9 +211,9 @@ def test_words_of_a_long_recording_are_timed_as_upstream_does(model, upstream_mo
         DecodingOptions(),
     )
     compared = comparison.compare(clip)
-    (found,) = compared.against
-    assert found.different is None
-    assert found.near is None
-    assert len(compared.heard.segments) > 5
-    assert compared.heard.words == found.heard.words
-    assert len(compared.heard.words) > 100
+    ours, theirs = compared["asrmask"], compared["against"]["openai-whisper"]
+    assert theirs["first_difference"] is None
+    assert theirs["near_tie"] is None
+    assert len(ours["segments"]) > 5
+    assert ours["words"] == theirs["words"]
+    assert len(ours["words"]) > 100

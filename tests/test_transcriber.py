@@ -59,9 +59,9 @@ def assert_equal(ours, theirs):
 
 @pytest.fixture(scope="module")
 def speech(samples):
-    """All sample clips in a row, twice: 49 s, two windows."""
+    """Sample clips in a row: 35 s, two windows."""
     clips = [load_audio(path) for path in samples]
-    return np.concatenate(clips * 2)
+    return np.concatenate(clips * 2)[: 35 * SAMPLE_RATE]
 
 
 OPTIONS = {
@@ -72,14 +72,22 @@ OPTIONS = {
     "clips": {"clip_timestamps": "3,9.5,20,28"},
     "clips, words": {"clip_timestamps": [0, 8, 12], "word_timestamps": True},
     "no times": {"without_timestamps": True, "temperature": 0.0},
-    "fallback": {"logprob_threshold": -0.15, "temperature": (0.0, 0.4, 0.8), "best_of": 2},
+    "fallback": {
+        "logprob_threshold": -0.15,
+        "temperature": (0.0, 0.4, 0.8),
+        "best_of": 2,
+        "clip_timestamps": "0,8,24.5,34",
+    },
     "silence skipped": {"word_timestamps": True, "hallucination_silence_threshold": 0.3},
 }
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_loop_equals_upstream(model, upstream_model, speech, name):
-    assert_equal(*both(model, upstream_model, speech, **OPTIONS[name]))
+    ours, theirs = both(model, upstream_model, speech, **OPTIONS[name])
+    assert_equal(ours, theirs)
+    assert len({segment.seek for segment in ours.segments}) >= 2
+    assert (max(segment.temperature for segment in ours.segments) == 0.8) == (name == "fallback")
 
 
 def silence(seconds):
@@ -268,19 +276,19 @@ def test_a_multilingual_recording_has_its_language_window_by_window(monkeypatch,
     torch.manual_seed(0)
     model = Whisper(ModelDimensions(80, 1500, 32, 2, 1, 51_865, 448, 32, 2, 1)).eval()
     languages = iter(["de", "ja", "fr"])
-    told = []
+    prompts_seen = []
 
     def language_of(model, encoded, tokenizer):
         return [(next(languages), {})]
 
     def spy(model, encoded, prompts, *rest, **options):
-        told.append(prompts[0].tolist())
+        prompts_seen.append(prompts[0].tolist())
         return search(model, encoded, prompts, *rest, **options)
 
     search = task.search
     monkeypatch.setattr(task, "language_of", language_of)
     monkeypatch.setattr(task, "search", spy)
-    asked = {
+    options = {
         "language": "en",
         "temperature": 0.0,
         "max_new_tokens": 4,
@@ -290,15 +298,15 @@ def test_a_multilingual_recording_has_its_language_window_by_window(monkeypatch,
         "no_speech_threshold": None,
     }
     samples = speech[: 30 * SAMPLE_RATE]
-    result = transcribe(model, samples, multilingual=True, **asked)
+    result = transcribe(model, samples, multilingual=True, **options)
     assert [segment.language for segment in result.segments] == ["de", "ja", "fr"]
     assert [segment.seek for segment in result.segments] == [0, 1000, 2000]
     known = get_tokenizer(True).language_tokens
-    assert [prompt[1] for prompt in told] == [known["de"], known["ja"], known["fr"]]
+    assert [prompt[1] for prompt in prompts_seen] == [known["de"], known["ja"], known["fr"]]
     assert result.language == "en"
-    told.clear()
-    result = transcribe(model, samples, **asked)
-    assert {prompt[1] for prompt in told} == {known["en"]}
+    prompts_seen.clear()
+    result = transcribe(model, samples, **options)
+    assert {prompt[1] for prompt in prompts_seen} == {known["en"]}
     assert all("language" not in segment for segment in result.segments)
     assert all(len(segment.tokens) <= 4 for segment in result.segments)
 
@@ -310,8 +318,8 @@ def test_languages_by_window(base_model, shared):
             clips.setdefault(row["lang"], shared / "fleurs" / row["path"])
     two = dict(list(clips.items())[:2])
     parts = [pad_or_trim(load_audio(path)) for path in two.values()]
-    asked = {"multilingual": True, "temperature": 0.0, "word_timestamps": True}
-    result = transcribe(base_model, np.concatenate(parts), **asked)
+    options = {"multilingual": True, "temperature": 0.0, "word_timestamps": True}
+    result = transcribe(base_model, np.concatenate(parts), **options)
     found = {(segment.start >= 30, segment.language) for segment in result.segments}
     assert found == {(i > 0, language) for i, language in enumerate(two)}
 
@@ -329,8 +337,8 @@ def test_windows_are_no_longer_than_chunk_length(model, speech, cut_at_pauses):
 
 @pytest.mark.parametrize("length", [0, 0.5, -1, 31, float("nan"), float("inf")])
 def test_chunk_lengths_that_cannot_be_are_refused_in_one_line(length):
-    told = re.escape(f"chunk_length must be in 1..30 seconds, got {length}")
-    with pytest.raises(OptionError, match=f"^{told}$"):
+    message = re.escape(f"chunk_length must be in 1..30 seconds, got {length}")
+    with pytest.raises(OptionError, match=f"^{message}$"):
         Settings(chunk_length=length).check()
 
 
@@ -338,19 +346,19 @@ def test_options_have_faster_whisper_s_names_too():
     settings, options = split_options({"log_prob_threshold": -0.5, "max_new_tokens": 7})
     assert (settings.logprob_threshold, options.sample_len) == (-0.5, 7)
     assert (settings, options) == split_options({"logprob_threshold": -0.5, "sample_len": 7})
-    told = "^log_prob_threshold is another name of logprob_threshold, got both$"
-    with pytest.raises(OptionError, match=told):
+    message = "^log_prob_threshold is another name of logprob_threshold, got both$"
+    with pytest.raises(OptionError, match=message):
         split_options({"log_prob_threshold": -0.5, "logprob_threshold": -0.5})
 
 
 def test_prompt_keeps_the_initial_text_in_front_when_asked():
-    plain = Prompt([1, 2], carry=False, room=7)
-    plain.tokens_so_far += [3, 4]
+    plain = Prompt([1, 2], carry=False, max_tokens=7)
+    plain.previous += [3, 4]
     assert plain.tokens == [1, 2, 3, 4]
     plain.reset()
     assert plain.tokens == []
-    carried = Prompt([1, 2], carry=True, room=7)
-    carried.tokens_so_far += [3, 4, 5, 6, 7, 8, 9]
+    carried = Prompt([1, 2], carry=True, max_tokens=7)
+    carried.previous += [3, 4, 5, 6, 7, 8, 9]
     assert carried.tokens == [1, 2, 5, 6, 7, 8, 9]
     carried.reset()
     assert carried.tokens == [1, 2]

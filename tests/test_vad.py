@@ -1,4 +1,4 @@
-"""Voice activity, and what a window is told: hotwords and the prefix."""
+"""Voice activity, and the prompt of a window: hotwords and the prefix."""
 
 import warnings
 from itertools import pairwise
@@ -274,8 +274,8 @@ def test_what_is_kept_is_the_spans_one_after_the_other():
 def test_frames_of_the_recording_are_found_in_what_is_kept():
     speech = Speech(Recording.of(silence(95)), SPANS)
     frames = {0: 0, 100: 0, 150: 50, 400: 300, 3000: 300, 6000: 300, 6100: 400, 9500: 1450}
-    assert {frame: speech.kept_frame(frame) for frame in frames} == frames
-    assert Speech(Recording.of(silence(9)), []).kept_frame(900) == 0
+    assert {frame: speech.frame(frame) for frame in frames} == frames
+    assert Speech(Recording.of(silence(9)), []).frame(900) == 0
 
 
 def segment(start, end, words=None):
@@ -327,14 +327,14 @@ def test_times_stay_in_order_and_within_what_was_kept(steps, slack_s):
     assert all(within(time, time, SPANS, slack=0) for time in times)
 
 
-# --- what a window is told
+# --- hotwords and prefix
 
 
 def test_hotwords_come_before_all_else_and_leave_it_what_room_there_is():
-    prompt = Prompt([1, 2], carry=False, room=8, hotwords=[7, 8, 9])
+    prompt = Prompt([1, 2], carry=False, max_tokens=8, hotwords=[7, 8, 9])
     assert prompt.tokens == [7, 8, 9, 1, 2]
     for n in range(3, 12):
-        prompt.tokens_so_far.append(n)
+        prompt.previous.append(n)
         said = list(range(1, n + 1))
         assert prompt.tokens == [7, 8, 9, *said[-5:]]
     prompt.reset()
@@ -342,20 +342,20 @@ def test_hotwords_come_before_all_else_and_leave_it_what_room_there_is():
 
 
 def test_hotwords_are_cut_to_the_room():
-    prompt = Prompt([1, 2], carry=False, room=4, hotwords=[5, 6, 7, 8, 9])
+    prompt = Prompt([1, 2], carry=False, max_tokens=4, hotwords=[5, 6, 7, 8, 9])
     assert prompt.tokens == [5, 6, 7, 8]
 
 
 def test_hotwords_go_with_a_carried_prompt():
-    prompt = Prompt([1, 2], carry=True, room=8, hotwords=[9])
+    prompt = Prompt([1, 2], carry=True, max_tokens=8, hotwords=[9])
     for n in range(3, 12):
-        prompt.tokens_so_far.append(n)
+        prompt.previous.append(n)
         assert prompt.tokens == [9, 1, 2, *range(max(3, n - 4), n + 1)]
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """What the decoder was told in each window: its options."""
+def options_seen(monkeypatch):
+    """The options that the decoder got in each window."""
     seen = []
     decode = stream_module.decode_encoded
 
@@ -373,27 +373,32 @@ def two_windows(clips):
     return np.concatenate([clips[0], clips[1], clips[2], clips[3], clips[4], clips[0]])
 
 
-def test_hotwords_are_told_to_every_window_and_change_the_spelling(model, clips, told):
+def test_hotwords_are_in_the_prompt_of_every_window_and_change_the_spelling(
+    model, clips, options_seen
+):
     hotwords = "Jon Dashwood"
     tokens = get_tokenizer(multilingual=False).encode(f" {hotwords}")
     samples = np.concatenate([clips[0], silence(23), clips[0]])
     result = transcribe(model, samples, hotwords=hotwords, temperature=0.0, language="en")
-    assert len(told) > 1
-    assert all(options.prompt[: len(tokens)] == tokens for options in told)
+    assert len(options_seen) > 1
+    assert all(options.prompt[: len(tokens)] == tokens for options in options_seen)
     assert result.text.count(hotwords) == 2
 
 
 def test_prefix_begins_the_first_window_only_and_takes_the_place_of_hotwords(
-    model, two_windows, told
+    model, two_windows, options_seen
 ):
     result = transcribe(
         model, two_windows, prefix="And Mister", hotwords="Dashwood", temperature=0.0
     )
     assert result.text.startswith(" And Mister")
     assert result.segments[0].text.startswith(" And Mister")
-    assert [options.prefix for options in told] == ["And Mister", *[None] * (len(told) - 1)]
-    assert len(told) > 1
-    assert told[0].prompt == []
+    assert [options.prefix for options in options_seen] == [
+        "And Mister",
+        *[None] * (len(options_seen) - 1),
+    ]
+    assert len(options_seen) > 1
+    assert options_seen[0].prompt == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Word times: the warping path and the rules on its word_timing, against upstream's and by hand."""
+"""Word times: the path of dynamic time warping and the rules on its times, against upstream's."""
 
 import doctest
 from itertools import product
@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from asrmask.systems import upstream
 from asrmask.transcription import word_timing
+from asrmask.transcription.punctuation import APPEND_PUNCTUATIONS, PREPEND_PUNCTUATIONS
 from asrmask.transcription.result import Segment, Word
-from asrmask.transcription.word_timing import Timing, attention_map, merge_punctuations, warp
+from asrmask.transcription.word_timing import (
+    WordTiming,
+    attention_map,
+    dtw_path,
+    merge_punctuations,
+)
 
 
 def test_examples_in_the_docstrings():
@@ -26,14 +32,14 @@ def test_path_equals_upstream(seed, n_rows, n_columns, ties):
     if ties:
         cost = cost.round()
     theirs = upstream.whisper().timing.dtw_cpu(cost)
-    assert np.array_equal(np.stack(warp(cost)), theirs)
+    assert np.array_equal(np.stack(dtw_path(cost)), theirs)
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (1, 3), (2, 2)])
 def test_path_without_numbers_equals_upstream(shape):
     cost = np.full(shape, np.nan)  # what a window of a single position gives
     theirs = upstream.whisper().timing.dtw_cpu(cost)
-    assert np.array_equal(np.stack(warp(cost)), theirs)
+    assert np.array_equal(np.stack(dtw_path(cost)), theirs)
 
 
 def test_attention_map_equals_upstream():
@@ -58,13 +64,11 @@ WORDS = st.lists(st.sampled_from([" a", " “", ".", "b", " (", ",", " -", "?", 
 
 @given(WORDS)
 def test_punctuation_goes_where_upstream_puts_it(texts):
-    ours = [Timing(text, [i], 0.0, 1.0, 1.0) for i, text in enumerate(texts)]
+    ours = [WordTiming(text, [i], 0.0, 1.0, 1.0) for i, text in enumerate(texts)]
     timing = upstream.whisper().timing
     theirs = [timing.WordTiming(text, [i], 0.0, 1.0, 1.0) for i, text in enumerate(texts)]
-    merge_punctuations(ours, word_timing.PREPEND_PUNCTUATIONS, word_timing.APPEND_PUNCTUATIONS)
-    timing.merge_punctuations(
-        theirs, word_timing.PREPEND_PUNCTUATIONS, word_timing.APPEND_PUNCTUATIONS
-    )
+    merge_punctuations(ours, PREPEND_PUNCTUATIONS, APPEND_PUNCTUATIONS)
+    timing.merge_punctuations(theirs, PREPEND_PUNCTUATIONS, APPEND_PUNCTUATIONS)
     assert [(t.word, t.tokens) for t in ours] == [(t.word, t.tokens) for t in theirs]
 
 
@@ -74,9 +78,9 @@ def segment(start, end, spoken):
 
 def test_end_is_the_last_word_or_the_last_segment():
     spoken = [Word(" a", 1.0, 2.0, 0.9)]
-    assert word_timing.end_of([]) is None
-    assert word_timing.end_of([segment(0, 5, [])]) == 5
-    assert word_timing.end_of([segment(0, 5, spoken), segment(5, 9, [])]) == 2.0
+    assert word_timing.last_word_end([]) is None
+    assert word_timing.last_word_end([segment(0, 5, [])]) == 5
+    assert word_timing.last_word_end([segment(0, 5, spoken), segment(5, 9, [])]) == 2.0
 
 
 def test_a_text_without_words_has_no_times(model):

@@ -138,7 +138,7 @@ def test_timestamps_are_upstreams(seconds, hours, mark):
 
 
 def test_a_line_for_the_terminal():
-    assert writers.line(SPEECH.segments[0]) == "[00:00.000 --> 00:02.500]  He was not"
+    assert writers.format_segment(SPEECH.segments[0]) == "[00:00.000 --> 00:02.500]  He was not"
 
 
 @pytest.mark.parametrize("name", ["max_line_width", "max_line_count", "max_words_per_line"])

@@ -1,12 +1,12 @@
 """Run a batch of clips through the cells of one model, computing shared work once.
 
-Shared are the audio and spectrogram of a clip, the encoder output for all decoding settings, and
-the result under `full` for all fallbacks.
+Shared are the spectrogram of a clip, the encoder output for all decoding settings, and the result
+under `full` for all fallbacks.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
@@ -18,244 +18,197 @@ from asrmask.audio.constants import N_FRAMES, N_POSITIONS
 from asrmask.audio.recording import Recording
 from asrmask.audio.spectrogram import Features, Spectrogram
 from asrmask.decoding.options import DecodingOptions, DecodingResult
-from asrmask.decoding.quality import runaway
+from asrmask.decoding.quality import runaway_reason
 from asrmask.decoding.task import decode_encoded
 from asrmask.evaluation.score import errors
-from asrmask.inspection.key_labels import KeyLabels, Spans, spoken
-from asrmask.inspection.measure import Text, measure, measured
+from asrmask.inspection.key_labels import KeyLabels, Spans, find_speech
+from asrmask.inspection.measure import ForcedText, encoder_meter, measure, measure_decoder
 from asrmask.inspection.quantities import nested
 from asrmask.model import masks
 from asrmask.model.attention import Recorder
 from asrmask.model.cross_attention import CrossAttentionCache
 from asrmask.model.encoding import encode
-from asrmask.model.policy import Policy
 from asrmask.model.whisper import Whisper
 from asrmask.systems.upstream import normalizer
-from asrmask.tokenizer.tokenizer import Tokenizer, get_tokenizer
+from asrmask.tokenizer.tokenizer import get_tokenizer
 
-
-@dataclass(frozen=True)
-class Scored:
-    """The results of a batch in one cell, without fallback."""
-
-    records: list[dict[str, Any]]
-    runaways: list[str | None]
-    encoder_s: float
-    decoder_s: float
+Record = dict[str, Any]
 
 
 class Batch:
-    """A batch of clips and one model, with caches for what the cells share."""
+    """A batch of clips of one language and one model, with caches for what the cells share."""
 
-    def __init__(self, model: Whisper, sounds: Sequence[AblationClip], spec: Spec):
+    def __init__(self, model: Whisper, clips: Sequence[AblationClip], spec: Spec):
         self.model = model
-        self.sounds = sounds
+        self.clips = clips
         self.spec = spec
-        self.tokenizer: Tokenizer = get_tokenizer(
-            model.is_multilingual,
-            num_languages=model.num_languages,
-            language=sounds[0].language,
+        self.language = clips[0].language
+        self.tokenizer = get_tokenizer(
+            model.is_multilingual, num_languages=model.num_languages, language=self.language
         )
         self._spectrograms: dict[Trailing, list[Spectrogram]] = {}
         self._speech: dict[Trailing, list[Spans]] = {}
-        self._encoded: tuple[object, CrossAttentionCache, float] | None = (
-            None  # only the latest: encoder outputs are large
-        )
-        self._scored: dict[Cell, Scored] = {}
+        self._decoded: dict[Cell, list[Record]] = {}
+        # only the latest encoder output: they are large
+        self._encoded: tuple[Cell, CrossAttentionCache, float] | None = None
 
-    def windows(self, trailing: Trailing, fill: str) -> list[Features]:
-        if trailing not in self._spectrograms:
-            self._spectrograms[trailing] = [
+    def records(self, cell: Cell) -> list[Record]:
+        """Return one record for each clip in a cell."""
+        records = []
+        for i, record in enumerate(self._decode(cell)):
+            reason = record["runaway"]
+            falls_back = reason is not None and cell.decoding.fallback
+            if falls_back:
+                full = self._decode(replace(cell, policy=cell.policy.fallback, control="none"))[i]
+                times = {k: round(record[k] + full[k], 4) for k in ("encoder_s", "decoder_s")}
+                record = {**full, **times, "runaway": reason}
+            records.append({**record, "fallback": falls_back})
+        return records
+
+    def _decode(self, cell: Cell) -> list[Record]:
+        """Decode and score the clips in a cell, without fallback."""
+        cell = replace(cell, decoding=cell.decoding.without_fallback)
+        if cell in self._decoded:
+            return self._decoded[cell]
+        encoded, encoder_s = self._encode(cell.encoder_cell)
+        options = DecodingOptions(
+            language=self.language,
+            beam_size=cell.decoding.beam_size,
+            without_timestamps=not cell.decoding.timestamps,
+        )
+        start = time.perf_counter()
+        results = decode_encoded(self.model, encoded, options)
+        decoder_s = time.perf_counter() - start
+        windows = self._windows(cell)
+        records = self._decoded[cell] = []
+        for i, result in enumerate(results):
+            record = self._score(self.clips[i], result, encoded.select([i]))
+            if self.spec.inspect:
+                record["heads"] = self._measure_heads(cell, i, result.tokens)
+            is_full = cell.policy.kind == "full"
+            record["runaway"] = None if is_full else runaway_reason(result, windows[i].n_positions)
+            record["encoder_s"] = round(encoder_s / len(results), 4)
+            record["decoder_s"] = round(decoder_s / len(results), 4)
+            records.append(record)
+        return records
+
+    def _windows(self, cell: Cell) -> list[Features]:
+        if cell.trailing not in self._spectrograms:
+            self._spectrograms[cell.trailing] = [
                 Spectrogram(
-                    Recording.of(with_trailing(sound, trailing, self.spec.seed)),
+                    Recording.of(with_trailing(clip, cell.trailing, self.spec.seed)),
                     self.model.dims.n_mels,
                 )
-                for sound in self.sounds
+                for clip in self.clips
             ]
-        found = []
-        for spectrogram in self._spectrograms[trailing]:
-            n_frames = min(spectrogram.n_frames, N_FRAMES)
-            found.append(spectrogram.window(0, n_frames, fill=fill))
-        return found
+        return [
+            spectrogram.window(0, min(spectrogram.n_frames, N_FRAMES), fill=cell.policy.fill)
+            for spectrogram in self._spectrograms[cell.trailing]
+        ]
 
-    def encoded(self, cell: Cell) -> tuple[CrossAttentionCache, float]:
+    def _encode(self, cell: Cell) -> tuple[CrossAttentionCache, float]:
         """Return the encoder output for a cell, and the seconds it took."""
-        key = shared(cell)
-        if self._encoded is None or self._encoded[0] != key:
+        if self._encoded is None or self._encoded[0] != cell:
             self._encoded = None
-            windows = self.windows(cell.trailing, cell.policy.fill)
-            begun = time.perf_counter()
+            windows = self._windows(cell)
+            start = time.perf_counter()
             if cell.control == "none":
                 encoded = encode(self.model, windows, cell.policy)
             else:
-                encoded = self._masked(windows, self._mask(windows, self.sounds, cell.control))
-            self._encoded = key, encoded, time.perf_counter() - begun
-        return self._encoded[1], self._encoded[2]
+                mask = self._control_mask(windows, self.clips, cell.control)
+                encoded = self._encode_masked(windows, mask)
+            self._encoded = cell, encoded, time.perf_counter() - start
+        return self._encoded[1:]
 
-    def _mask(
-        self, windows: Sequence[Features], sounds: Sequence[AblationClip], control: str
+    def _control_mask(
+        self, windows: Sequence[Features], clips: Sequence[AblationClip], control: str
     ) -> Tensor | None:
-        """Return the mask of a control cell.
+        """Return the mask of a control cell, (B, 1, 1, T).
 
         random:    hides as many positions as mask:both, chosen at random
-        all-valid: hides none: an explicit mask that is True everywhere
+        all-valid: hides none: a bias of 0, because a boolean mask that hides nothing is dropped
         """
         visible = torch.ones(len(windows), N_POSITIONS, dtype=torch.bool)
-        if control == "random":
-            for i, (window, sound) in enumerate(zip(windows, sounds, strict=True)):
-                n_hidden = N_POSITIONS - max(window.n_positions, 1)
-                hidden = clip_rng(sound, self.spec.seed).choice(
-                    N_POSITIONS, n_hidden, replace=False
-                )
-                visible[i, hidden] = False
+        if control == "all-valid":
+            return masks.counted(visible.to(self.model.device))
+        for row, window, clip in zip(visible, windows, clips, strict=True):
+            n_hidden = N_POSITIONS - max(window.n_positions, 1)
+            rng = clip_rng(clip, self.spec.seed)
+            row[rng.choice(N_POSITIONS, n_hidden, replace=False)] = False
         return masks.validated(visible[:, None, None].to(self.model.device))
 
     @torch.inference_mode()
-    def _masked(
+    def _encode_masked(
         self, windows: Sequence[Features], mask: Tensor | None, record: Recorder | None = None
     ) -> CrossAttentionCache:
-        """Encode windows into a cross-attention cache, with the mask in encoder and decoder."""
+        """Encode windows, with the mask in encoder and cross-attention."""
         mel = torch.stack([window.mel for window in windows])
         features = self.model.encode(mel, mask, record)
         return self.model.decoder.cross_attention_cache(features, mask)
 
-    def heads(self, cell: Cell, i: int, tokens: Sequence[int]) -> dict[str, Any]:
+    def _measure_heads(self, cell: Cell, i: int, tokens: Sequence[int]) -> dict[str, Any]:
         """Measure every attention head on clip i in a cell, with that text (quantities.nested)."""
-        windows = self.windows(cell.trailing, cell.policy.fill)
+        window = self._windows(cell)[i]
         if cell.trailing not in self._speech:
             self._speech[cell.trailing] = [
-                spoken(spectrogram.recording) for spectrogram in self._spectrograms[cell.trailing]
+                find_speech(spectrogram.recording)
+                for spectrogram in self._spectrograms[cell.trailing]
             ]
-        window, speech = windows[i], self._speech[cell.trailing][i]
-        text = Text.untimed(self.tokenizer, tokens)
+        speech = self._speech[cell.trailing][i]
+        text = ForcedText.untimed(self.tokenizer, tokens)
         if cell.control == "none":
-            found = measure(self.model, window, cell.policy, text, speech=speech)
-        else:
-            mask = self._mask([window], [self.sounds[i]], cell.control)
-            n = window.n_positions
-            found = measured(
-                self.model,
-                lambda record: self._masked([window], mask, record),
-                KeyLabels.of([n], N_POSITIONS, mask=mask, speech=[speech]),
-                n,
-                text,
-                speech=speech,
-            )
-        return nested(found.values)
+            return nested(measure(self.model, window, cell.policy, text, speech).values)
+        mask = self._control_mask([window], [self.clips[i]], cell.control)
+        n = window.n_positions
+        meter = encoder_meter(self.model, KeyLabels.of(n, N_POSITIONS, mask=mask, speech=speech))
+        encoded = self._encode_masked([window], mask, meter)
+        return nested(measure_decoder(self.model, encoded, n, text, speech, meter).values)
 
-    def scored(self, cell: Cell) -> Scored:
-        """Decode and score the clips in a cell, without fallback."""
-        cell = replace(cell, decoding=cell.decoding.bare)
-        if cell not in self._scored:
-            encoded, encoder_s = self.encoded(cell)
-            options = DecodingOptions(
-                language=self.sounds[0].language,
-                beam_size=cell.decoding.beam_size,
-                without_timestamps=not cell.decoding.timestamps,
-            )
-            begun = time.perf_counter()
-            results = decode_encoded(self.model, encoded, options)
-            decoder_s = time.perf_counter() - begun
-            found, lost = [], []
-            windows = self.windows(cell.trailing, cell.policy.fill)
-            for i, (sound, result) in enumerate(zip(self.sounds, results, strict=True)):
-                mine = encoded.select([i])
-                scores = self._scores(sound, result, mine)
-                if self.spec.inspect:
-                    scores["heads"] = self.heads(cell, i, result.tokens)
-                found.append(scores)
-                lost.append(runaway(result, windows[i].n_positions))
-            n = len(results)
-            self._scored[cell] = Scored(found, lost, encoder_s / n, decoder_s / n)
-        return self._scored[cell]
-
-    def records(self, cell: Cell) -> list[dict[str, Any]]:
-        """Return one record for each clip in a cell."""
-        mine = self.scored(cell)
-        full = replace(cell, policy=cell.policy.fallback, control="none")
-        hides = cell.policy.kind != "full"
-        found = []
-        for i, record in enumerate(mine.records):
-            lost = mine.runaways[i] if hides else None
-            encoder_s, decoder_s = mine.encoder_s, mine.decoder_s
-            again = lost is not None and cell.decoding.fallback
-            if again:
-                other = self.scored(full)
-                record = other.records[i]
-                encoder_s, decoder_s = encoder_s + other.encoder_s, decoder_s + other.decoder_s
-            found.append(
-                {
-                    **record,
-                    "runaway": lost,
-                    "fallback": again,
-                    "encoder_s": round(encoder_s, 4),
-                    "decoder_s": round(decoder_s, 4),
-                }
-            )
-        return found
-
-    def _scores(
-        self, sound: AblationClip, result: DecodingResult, encoded: CrossAttentionCache
-    ) -> dict[str, Any]:
-        normalise = normalizer(sound.language)
-        said, heard = normalise(sound.text or ""), normalise(result.text)
-        counts = None
-        if sound.text is not None:
-            found = errors(said, heard)
-            counts = [found.substitutions, found.deletions, found.insertions, found.n_words]
-        logprobs, ranks = self._end(encoded, result.tokens)
-        forced: dict[str, Any] = {"reference_logprobs": None, "reference_end_logprob": None}
-        if sound.text:
-            text = sound.text.strip()
-            if text.isupper():  # as in LibriSpeech; no model writes capitals only
-                text = text.capitalize()
-            tokens = self.tokenizer.encode(" " + text)
-            *words, end = self._forced(encoded, [*tokens, self.tokenizer.eot])[1]
-            forced = {
-                "reference_logprobs": [round(x, 4) for x in words],
-                "reference_end_logprob": round(end, 4),
-            }
-        return {
+    def _score(
+        self, clip: AblationClip, result: DecodingResult, encoded: CrossAttentionCache
+    ) -> Record:
+        """Return the decoded text of a clip, its word errors and its log-probabilities."""
+        eot = self.tokenizer.eot
+        # timestamps are removed, as if the text had been decoded without them
+        text_tokens = [token for token in result.tokens if token < eot]
+        steps, _ = self._teacher_force(encoded, [*text_tokens, eot])
+        end = steps[:, eot]
+        record: Record = {
             "text": result.text,
             "tokens": result.tokens,
-            "errors": counts,
+            "errors": None,
             "avg_logprob": round(result.avg_logprob, 5),
             "no_speech_prob": round(result.no_speech_prob, 6),
             "compression_ratio": round(result.compression_ratio, 4),
             "ended": result.ended,
-            "end_logprobs": logprobs,
-            "end_ranks": ranks,
-            **forced,
+            "end_logprobs": [round(x, 4) for x in end.tolist()],
+            "end_ranks": (steps > end[:, None]).sum(dim=-1).tolist(),  # 0: most likely
+            "reference_logprobs": None,
+            "reference_end_logprob": None,
         }
+        if clip.text is not None:
+            normalise = normalizer(clip.language)
+            count = errors(normalise(clip.text), normalise(result.text))
+            record["errors"] = list(astuple(count))
+        if clip.text:
+            text = clip.text.strip()
+            if text.isupper():  # as in LibriSpeech; no model writes capitals only
+                text = text.capitalize()
+            reference = [*self.tokenizer.encode(" " + text), eot]
+            _, logprobs = self._teacher_force(encoded, reference)
+            *words, last = (round(x, 4) for x in logprobs)
+            record |= {"reference_logprobs": words, "reference_end_logprob": last}
+        return record
 
     @torch.inference_mode()
-    def _forced(
+    def _teacher_force(
         self, encoded: CrossAttentionCache, tokens: list[int]
     ) -> tuple[Tensor, list[float]]:
-        """Teacher-forced log-probabilities at each step: of all tokens, and of the given ones."""
-        opening = [*self.tokenizer.sot_sequence, self.tokenizer.no_timestamps]
-        room = self.model.dims.n_text_ctx - len(opening)
-        tokens = tokens[:room]
-        row = torch.tensor([[*opening, *tokens[:-1]]], device=self.model.device)
+        """Return the log-probabilities at each step: of all tokens, and of the given ones."""
+        sot = [*self.tokenizer.sot_sequence, self.tokenizer.no_timestamps]
+        tokens = tokens[: self.model.dims.n_text_ctx - len(sot)]
+        row = torch.tensor([[*sot, *tokens[:-1]]], device=self.model.device)
         x, _ = self.model.decoder(row, encoded, self.model.decoder.cache(*row.shape))
-        steps = self.model.decoder.logits(x[0, len(opening) - 1 :]).log_softmax(dim=-1)
+        steps = self.model.decoder.logits(x[0, len(sot) - 1 :]).log_softmax(dim=-1)
         own = steps.gather(1, torch.tensor(tokens, device=self.model.device)[:, None])[:, 0]
         return steps, own.tolist()
-
-    def _end(
-        self, encoded: CrossAttentionCache, tokens: list[int]
-    ) -> tuple[list[float], list[int]]:
-        """Return the end token's log-probability and rank (0: most likely) at each step of a text.
-
-        Timestamp tokens are removed, as if the text had been decoded without them.
-        """
-        eot = self.tokenizer.eot
-        steps, _ = self._forced(encoded, [*(t for t in tokens if t < eot), eot])
-        end = steps[:, eot]
-        ranks = (steps > end[:, None]).sum(dim=-1)
-        return [round(x, 4) for x in end.tolist()], ranks.tolist()
-
-
-def shared(cell: Cell) -> tuple[str, Policy, Trailing, str]:
-    """Return a key that is equal for cells with the same encoder output."""
-    return cell.model, cell.policy, cell.trailing, cell.control

@@ -14,28 +14,18 @@ class RecordsError(AsrmaskError):
 
 
 class Records:
-    """The records file of a run: reads what is there, then appends.
+    """The records file of a run, open for appending.
 
     A last line that was cut off when a run was killed is removed; the run computes it again.
+
+    done: the (cell, clip) pairs in the file
     """
 
     def __init__(self, path: Path):
-        self.path = path
         self.done: set[tuple[str, str]] = set()
-        whole = 0
         if path.exists():
-            data = path.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            for number, line in enumerate(data[:whole].splitlines(), start=1):
-                try:
-                    record = json.loads(line)
-                    self.done.add((record["cell"], record["clip"]))
-                except (ValueError, KeyError, TypeError, RecursionError):
-                    raise RecordsError(
-                        f"{path}: line {number}: expected a record, got {line[:60]!r}"
-                    ) from None
-            if whole < len(data):
-                os.truncate(path, whole)
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+            self.done.update((record["cell"], record["clip"]) for record in read(path))
         self._file = path.open("ab")
 
     def append(self, records: list[dict[str, Any]]) -> None:
@@ -58,10 +48,13 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    yield json.loads(line)
-                except (ValueError, RecursionError):
-                    raise RecordsError(
-                        f"{path}: line {number}: expected a record, got {line[:60]!r}"
-                    ) from None
+                    record = json.loads(line)
+                    is_record = {"cell", "clip"} <= record.keys()
+                except (ValueError, AttributeError, RecursionError):
+                    is_record = False
+                if not is_record:
+                    place = f"{path}: line {number}"
+                    raise RecordsError(f"{place}: expected a record, got {line[:60]!r}")
+                yield record
     except OSError as error:
         raise RecordsError(f"{path}: {error.strerror}, expected the records of a run") from None

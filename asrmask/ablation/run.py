@@ -7,7 +7,9 @@ the records do too.
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ import numpy as np
 import torch
 
 import asrmask
-from asrmask.ablation.batch import Batch, shared
+from asrmask.ablation.batch import Batch
 from asrmask.ablation.clips import AblationClip, batches, controls
 from asrmask.ablation.records import Records
 from asrmask.ablation.spec import Cell, Spec
 from asrmask.checkpoints import load_model
+from asrmask.console import ProgressCallback
 from asrmask.errors import OptionError
 from asrmask.files import atomic_write
 from asrmask.model.whisper import hash_weights
@@ -35,111 +38,94 @@ def versions() -> dict[str, str]:
     }
 
 
-# called with: records done, records in total, what was done last, whether its cell is complete
-Advance = Callable[[int, int, str, bool], None]
-
-
 def run(
     spec: Spec,
-    sounds: Sequence[AblationClip],
+    clips: Sequence[AblationClip],
     folder: Path,
-    left_out: dict[str, str],
-    n_available: int,
-    advance: Advance,
-    command: str,
+    about: dict[str, Any],
+    advance: ProgressCallback,
     model_dir: str | None = None,
 ) -> None:
     """Compute every record that is not in the folder yet.
 
-    n_available: clips in the data set, including those not in `sounds`
+    about: more entries of run.json: "left_out" (clip → problem), "n_available" (clips in the data
+           set) and "command"
     """
+    clips = [*clips, *controls(clips, spec.seed)]
     cells = spec.cells()
-    everything = [*sounds, *controls(sounds, spec.seed)]
-    n_all = sum(1 for cell in cells for sound in everything if applies(cell, sound))
-    about = {
-        "spec": spec.as_dict(),
-        "spec_hash": spec.hash,
-        "versions": versions(),
-        "clips": {
-            s.id: {
-                "seconds": round(s.seconds, 3),
-                "text": s.text,
-                "language": s.language,
-                "speaker": s.speaker,
-                "kind": s.kind,
-                "path": s.path,
-            }
-            for s in everything
-        },
-        "left_out": left_out,
-        "n_available": n_available,
-        "command": command,
-        "n_records": n_all,
-    }
-    _claim(folder / "run.json", about)
-    records = Records(folder / "records.jsonl")
-    advance(len(records.done), n_all, "", False)
-    numbers: dict[Cell, int] = {}  # 1, 2, … in the order in which cells are run
-    try:
+    clips_of = {cell: [clip for clip in clips if applies(cell, clip)] for cell in cells}
+    n_records = sum(map(len, clips_of.values()))
+    _claim(folder / "run.json", _describe(spec, clips) | about | {"n_records": n_records})
+    # cells that share an encoder output follow each other
+    first = {cell.encoder_cell: i for i, cell in reversed(list(enumerate(cells)))}
+    cells.sort(key=lambda cell: (spec.models.index(cell.model), first[cell.encoder_cell]))
+    with closing(Records(folder / "records.jsonl")) as records:
+        advance(len(records.done), n_records)
+
+        def is_done(cell: Cell, clip: AblationClip) -> bool:
+            return (str(cell), clip.id) in records.done
+
         for name in spec.models:
             mine = [cell for cell in cells if cell.model == name]
-            firsts = list(dict.fromkeys(map(shared, mine)))
-            mine.sort(key=lambda cell: firsts.index(shared(cell)))
-            numbers |= {cell: i for i, cell in enumerate(mine, start=len(numbers) + 1)}
-            todo = batches(everything, spec.batch_size)
-            if all(_is_done(records, cell, batch) for cell in mine for batch in todo):
+            if all(is_done(cell, clip) for cell in mine for clip in clips_of[cell]):
                 continue
             model = load_model(name, download_root=model_dir)
             digest = hashlib.sha256()
             hash_weights(model, digest)
-            for members in todo:
+            shared = {"spec": spec.hash, **versions(), "weights_sha256": digest.hexdigest()}
+            for members in batches(clips, spec.batch_size):
                 batch = Batch(model, members, spec)
                 for cell in mine:
-                    if _is_done(records, cell, members):
+                    todo = [c for c in members if applies(cell, c) and not is_done(cell, c)]
+                    if not todo:
                         continue
-                    found = [
-                        {
-                            "cell": str(cell),
-                            "clip": sound.id,
-                            "spec": spec.hash,
-                            **versions(),
-                            "weights_sha256": digest.hexdigest(),
-                            "model": cell.model,
-                            "policy": str(cell.policy),
-                            "decoding": str(cell.decoding),
-                            "trailing": str(cell.trailing),
-                            "control": cell.control,
-                            "seconds": round(sound.seconds, 3),
-                            **record,
-                        }
-                        for sound, record in zip(members, batch.records(cell), strict=True)
-                        if (str(cell), sound.id) not in records.done and applies(cell, sound)
-                    ]
-                    records.append(found)
-                    wanted = [sound for sound in everything if applies(cell, sound)]
-                    n_done = sum((str(cell), sound.id) in records.done for sound in wanted)
-                    told = f"cell {numbers[cell]} of {len(cells)}, {cell}: "
-                    told += f"{n_done} of {len(wanted)} clips"
-                    advance(len(records.done), n_all, told, n_done == len(wanted))
-    finally:
-        records.close()
+                    records.append(
+                        [
+                            _record(cell, clip, shared | scores)
+                            for clip, scores in zip(members, batch.records(cell), strict=True)
+                            if clip in todo
+                        ]
+                    )
+                    n_done = sum(is_done(cell, clip) for clip in clips_of[cell])
+                    n_all = len(clips_of[cell])
+                    status = f"cell {cells.index(cell) + 1} of {len(cells)}, {cell}: "
+                    status += f"{n_done} of {n_all} clips"
+                    advance(len(records.done), n_records, status, n_done == n_all)
 
 
-def applies(cell: Cell, sound: AblationClip) -> bool:
+def applies(cell: Cell, clip: AblationClip) -> bool:
     """Whether a cell is run on a clip: control clips skip trailing audio and fallback."""
-    return sound.kind == "speech" or (not cell.trailing.seconds and not cell.decoding.fallback)
+    return clip.kind == "speech" or (not cell.trailing.seconds and not cell.decoding.fallback)
 
 
-def _is_done(records: Records, cell: Cell, sounds: Sequence[AblationClip]) -> bool:
-    return all((str(cell), s.id) in records.done or not applies(cell, s) for s in sounds)
+def _record(cell: Cell, clip: AblationClip, values: dict[str, Any]) -> dict[str, Any]:
+    names = {"cell": str(cell), "clip": clip.id}
+    return {**names, **cell.as_record(), "seconds": round(clip.seconds, 3), **values}
+
+
+def _describe(spec: Spec, clips: Sequence[AblationClip]) -> dict[str, Any]:
+    """Return what run.json says about the spec, the versions and the clips."""
+    names = ("text", "language", "speaker", "kind", "path")
+    return {
+        "spec": asdict(spec),
+        "spec_hash": spec.hash,
+        "versions": versions(),
+        "clips": {
+            clip.id: {
+                "seconds": round(clip.seconds, 3),
+                **{name: getattr(clip, name) for name in names},
+            }
+            for clip in clips
+        },
+    }
 
 
 def _claim(path: Path, about: dict[str, Any]) -> None:
     """Write run.json, or check that the run in this folder is the same one."""
     if path.exists():
-        begun = json.loads(path.read_text(encoding="utf-8"))
+        existing = json.loads(path.read_text(encoding="utf-8"))
         for name in ("spec_hash", "clips", "versions"):
-            if begun.get(name) != json.loads(json.dumps(about[name])):
+            if existing.get(name) != json.loads(json.dumps(about[name])):
                 raise OptionError(
                     f"{path.parent}: holds a run with other {name.replace('_', ' ')}, "
                     f"expected the same run or an empty folder"

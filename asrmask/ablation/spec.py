@@ -1,30 +1,14 @@
 """The spec of an ablation: its cells (conditions) and its primary comparison.
 
-A spec is a TOML file. A *grid* stands for all combinations of its lists. The spec has the cells of
-all grids, without duplicates:
-
-    question = "Does Whisper need to see its padding?"
-    primary = ["mask:both", "full"]     # the comparison for the verdict, fixed before the run
-    alpha = 0.05                        # level of the verdict; the others are Holm-corrected
-    models = ["tiny.en"]
-    inspect = true                      # measure every head (inspection/quantities.py); slower
-
-    [[grid]]
-    policies = ["trim", "virtual"]      # kinds of asrmask.Policy
-    margins = [0, 0.16, 1.28]           # seconds
-    fills = ["zero", "silence"]
-    positions = ["first", "last"]
-    decoding = ["greedy", "beam=5,timestamps,fallback"]
-    trailing = ["none", "silence=5", "noise=5@-40"]     # added to the audio; seconds @ decibels
-
-Combinations without a meaning (a margin of `full`, virtual padding that is not zero) are left out.
+A spec is a TOML file; docs/ablation.md shows one. A *grid* stands for all combinations of its
+lists, without those that have no meaning (a margin of `full`, virtual padding that is not zero).
 The 2 × 2 of encoder and cross mask, `trim` and the controls are in every ablation.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -33,8 +17,8 @@ from asrmask.audio.fill import noise_level
 from asrmask.errors import OptionError, brief
 from asrmask.model.policy import KINDS, Policy
 
-CONTROLS = ("none", "random", "all-valid")  # control masks; "none": the policy's own
-FACTORIAL = ("full", "mask:encoder", "mask:cross", "mask:both")
+CONTROLS = ("random", "all-valid")  # masks in place of the policy's own
+BASIC = ("full", "mask:encoder", "mask:cross", "mask:both", "trim")  # in every ablation
 MOST_TRAILING_S = 25.0
 
 
@@ -54,9 +38,9 @@ class Decoding:
         """
         search, *more = (part.strip() for part in text.split(","))
         kind, _, size = search.partition("=")
-        known = set(more) <= {"timestamps", "fallback"} and len(more) == len(set(more))
-        good = search == "greedy" or (kind == "beam" and size.isdecimal() and 1 <= int(size) <= 32)
-        if not known or not good:
+        is_beam = kind == "beam" and size.isdecimal() and 1 <= int(size) <= 32
+        is_valid = (search == "greedy" or is_beam) and len(more) == len(set(more))
+        if not is_valid or not set(more) <= {"timestamps", "fallback"}:
             raise OptionError(
                 f"decoding must be greedy or beam=1..32, then ,timestamps ,fallback, got {text!r}"
             )
@@ -68,8 +52,8 @@ class Decoding:
         return ",".join(parts)
 
     @property
-    def bare(self) -> "Decoding":
-        return Decoding(self.beam_size, self.timestamps)
+    def without_fallback(self) -> "Decoding":
+        return replace(self, fallback=False)
 
 
 @dataclass(frozen=True)
@@ -117,22 +101,32 @@ class Cell:
     policy: Policy
     decoding: Decoding = Decoding()
     trailing: Trailing = Trailing()
-    control: str = "none"
+    control: str = "none"  # or one of CONTROLS
+
+    @property
+    def policy_name(self) -> str:
+        return str(self.policy) if self.control == "none" else f"mask:{self.control}"
 
     def __str__(self) -> str:
         """Return the name in records and tables: model, policy, and what is not the default."""
-        policy = str(self.policy)
-        if self.control != "none":
-            policy = {"random": "mask:random", "all-valid": "mask:all-valid"}[self.control]
-        more = [self.model, policy]
-        more += [str(self.decoding)] if self.decoding != Decoding() else []
-        more += [f"+ {self.trailing}"] if self.trailing.seconds else []
-        return " ".join(more)
+        parts = [self.model, self.policy_name]
+        parts += [str(self.decoding)] if self.decoding != Decoding() else []
+        parts += [f"+ {self.trailing}"] if self.trailing.seconds else []
+        return " ".join(parts)
+
+    def as_record(self) -> dict[str, str]:
+        """Return the fields as text, for a record."""
+        return {field.name: str(getattr(self, field.name)) for field in fields(self)}
 
     @property
     def reference(self) -> "Cell":
         """The cell to compare with: everything visible, no fallback, all else equal."""
-        return Cell(self.model, Policy(), self.decoding.bare, self.trailing)
+        return Cell(self.model, Policy(), self.decoding.without_fallback, self.trailing)
+
+    @property
+    def encoder_cell(self) -> "Cell":
+        """The cell with default decoding: the same for cells that share an encoder output."""
+        return replace(self, decoding=Decoding())
 
 
 @dataclass(frozen=True)
@@ -147,25 +141,22 @@ class Grid:
     trailing: tuple[str, ...] = ("none",)
 
     def cells(self, model: str) -> list[Cell]:
-        found = []
-        for kind, margin, fill, positions, how, added in product(
+        cells = []
+        for kind, margin, fill, positions, decoding, trailing in product(
             self.policies,
             self.margins or (None,),
             self.fills,
             self.positions,
-            self.decoding,
-            self.trailing,
+            map(Decoding.parse, self.decoding),
+            map(Trailing.parse, self.trailing),
         ):
             if kind not in KINDS:
                 raise OptionError(f"policies must be of {', '.join(KINDS)}, got {kind!r}")
-            decoding, trailing = Decoding.parse(how), Trailing.parse(added)
-            if kind == "full":
-                margin = None
-            elif kind == "virtual" and (fill, positions) != ("zero", "first"):
+            if kind == "virtual" and (fill, positions) != ("zero", "first"):
                 continue
-            policy = Policy(kind, margin, fill, positions)
-            found.append(Cell(model, policy, decoding, trailing))
-        return found
+            policy = Policy(kind, None if kind == "full" else margin, fill, positions)
+            cells.append(Cell(model, policy, decoding, trailing))
+        return cells
 
 
 @dataclass(frozen=True)
@@ -200,25 +191,20 @@ class Spec:
                 raise OptionError(f"primary must be of the cells, got {text!r}, which is none")
 
     def cells(self) -> list[Cell]:
-        """Return every cell once, the factorial and the controls first."""
-        found: list[Cell] = []
+        """Return every cell once, the basic policies and the controls first."""
+        cells: list[Cell] = []
         for model in self.models:
-            found += Grid((*FACTORIAL, "trim")).cells(model)
-            both = Policy("mask:both")
-            found += [Cell(model, both, control=control) for control in CONTROLS[1:]]
+            cells += Grid(BASIC).cells(model)
+            cells += [Cell(model, Policy("mask:both"), control=name) for name in CONTROLS]
             for grid in self.grid:
-                found += grid.cells(model)
+                cells += grid.cells(model)
         # the references that cells are compared with must be run too
-        found += [cell.reference for cell in found]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys([*cells, *(cell.reference for cell in cells)]))
 
     @property
     def hash(self) -> str:
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 MARGINS_S = (0.0, 0.16, 0.64, 1.28, 2.56, 6.0)
@@ -231,7 +217,7 @@ PRESETS = {
     "standard": Spec(
         name="standard",
         grid=(
-            Grid((*FACTORIAL, "trim"), fills=("zero", "silence")),
+            Grid(BASIC, fills=("zero", "silence")),
             Grid(("trim",), MARGINS_S, ("zero", "silence")),
             Grid(("trim",), (0.0, 1.28), ("zero", "silence"), ("last",)),
             Grid(("mask:encoder", "mask:cross"), (1.28,)),
@@ -245,14 +231,14 @@ PRESETS = {
         name="full",
         grid=(
             Grid(
-                (*FACTORIAL, "trim", "virtual"),
+                KINDS,
                 MARGINS_S,
                 ("zero", "silence", "noise:-40"),
                 ("first", "last"),
                 ("greedy", "greedy,fallback", "greedy,timestamps", "beam=5", "beam=5,timestamps"),
             ),
             Grid(
-                (*FACTORIAL, "trim", "virtual"),
+                KINDS,
                 (0.0, 1.28),
                 trailing=("silence=2", "silence=5", "silence=10", "noise=5@-60", "noise=5@-40"),
             ),
@@ -269,17 +255,15 @@ def read(path: Path) -> Spec:
         import tomli as tomllib  # type: ignore[no-redef]
 
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return of(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OptionError as error:
+        raise OptionError(f"{path}: {error}") from None
     except OSError as error:
         raise OptionError(f"{path}: {error.strerror}, expected a spec") from None
     except RecursionError:
         raise OptionError(f"{path}: expected TOML, got a table or list nested too deeply") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise OptionError(f"{path}: expected TOML, got {error}") from None
-    try:
-        return of(content)
-    except OptionError as error:
-        raise OptionError(f"{path}: {error}") from None
 
 
 def of(content: Mapping[str, Any]) -> Spec:
@@ -288,33 +272,36 @@ def of(content: Mapping[str, Any]) -> Spec:
     preset = table.pop("preset", None)
     if preset is not None and preset not in list(PRESETS):
         raise OptionError(f"preset must be one of {', '.join(PRESETS)}, got {brief(preset)}")
-    start = asdict(PRESETS[preset]) if preset else {}
-    grids = table.get("grid", start.get("grid", ()))
+    if preset:
+        table = asdict(PRESETS[preset]) | table
+    grids = table.get("grid", ())
     if not isinstance(grids, (list, tuple)) or not all(isinstance(g, Mapping) for g in grids):
         raise OptionError("grid must be tables, [[grid]], got something else")
-    values = {**start, **table, "grid": tuple(_checked(Grid, grid, "grid") for grid in grids)}
-    return _checked(Spec, values, "spec")
+    table["grid"] = [Grid(**_validated(Grid, grid, "grid")) for grid in grids]
+    return Spec(**_validated(Spec, table, "spec"))
 
 
-def _checked(kind: type, table: Mapping[str, Any], name: str) -> Any:
-    """Build a Spec or Grid from a table, after checking names and types."""
-    known = {f.name: f for f in fields(kind)}
-    if extra := sorted(set(table) - set(known)):
-        raise OptionError(f"{name} must be of {', '.join(known)}, got {extra[0]!r}")
-    values = {}
-    for key, value in table.items():
-        is_list = "tuple" in str(known[key].type)
-        if is_list and value is not None:
-            if not isinstance(value, (list, tuple)):
-                raise OptionError(f"{key} must be a list, got {brief(value)}")
-            wanted = (int, float) if key == "margins" else (str, Grid)
-            if bad := [v for v in value if not isinstance(v, wanted) or isinstance(v, bool)]:
-                raise OptionError(f"{key} must be a list of its kind, got {brief(bad[0])} in it")
-            value = tuple(float(v) if key == "margins" else v for v in value)
-        elif not is_list and value is not None:
-            kinds = {"name": str, "question": str, "inspect": bool, "alpha": float}
-            kind_of = kinds.get(key, int)
-            if type(value) is not kind_of:
-                raise OptionError(f"{key} must be of type {kind_of.__name__}, got {brief(value)}")
-        values[key] = value
-    return kind(**values)
+def _validated(kind: type, table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Check the names and types of a table for a Spec or Grid; return it with tuples for lists."""
+    defaults = {field.name: field.default for field in fields(kind)}
+    if unknown := sorted(set(table) - set(defaults)):
+        raise OptionError(f"{name} must be of {', '.join(defaults)}, got {unknown[0]!r}")
+    types = {key: type(value) for key, value in defaults.items()}
+    types |= {"margins": tuple, "most_clips": int}  # their default is None
+    values = {key: value for key, value in table.items() if value is not None}
+    for key, value in values.items():
+        if types[key] is tuple:
+            values[key] = _validated_list(key, value)
+        elif type(value) is not types[key]:
+            raise OptionError(f"{key} must be of type {types[key].__name__}, got {brief(value)}")
+    return values
+
+
+def _validated_list(key: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise OptionError(f"{key} must be a list, got {brief(value)}")
+    allowed = (int, float) if key == "margins" else (str, Grid)
+    if bad := [x for x in value if not isinstance(x, allowed) or isinstance(x, bool)]:
+        wanted = "numbers" if key == "margins" else "strings"
+        raise OptionError(f"{key} must be a list of {wanted}, got {brief(bad[0])} in it")
+    return tuple(map(float, value)) if key == "margins" else tuple(value)

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 from asrmask.ablation.records import RecordsError, read
-from asrmask.ablation.spec import Cell, Decoding, Spec, Trailing, of
+from asrmask.ablation.spec import Cell, Decoding, Spec, of
 from asrmask.decoding.quality import MAX_COMPRESSION
 from asrmask.evaluation.score import (
     Errors,
     clopper_pearson_upper,
     difference_interval,
     difference_p,
-    min_p,
     total,
 )
 from asrmask.inspection.online import Tally
@@ -31,6 +30,8 @@ from asrmask.inspection.quantities import flat, kind_of
 from asrmask.model.policy import Policy
 
 N_DRAWS = 10_000
+
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -44,61 +45,28 @@ class Difference:
     n_clips: int
     n_same: int  # clips with the same tokens
     n_blocks: int  # speakers, or clips where the speaker is unknown
-    n_blocks_same: int  # blocks whose clips all have the same tokens
-    p_holm: float = 1.0  # Holm-corrected; the primary comparison is not corrected
-    min_p_holm: float = 1.0  # smallest possible p_holm with this number of blocks
-
-    @property
-    def min_p(self) -> float:
-        return min_p(self.n_blocks)
-
-    @property
-    def most_blocks(self) -> float:
-        """Upper 95 % bound on the share of blocks with different tokens."""
-        return clopper_pearson_upper(self.n_blocks - self.n_blocks_same, self.n_blocks)
+    max_different: float  # upper 95 % bound on the share of blocks with different tokens
+    p_holm: float  # Holm-corrected; the primary comparison is not corrected
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of a cell over all of its clips."""
+    """Statistics of a cell over all of its clips with speech.
+
+    columns: the row in summary.csv; None: no data, "": does not apply
+    heads:   attention measurements, if the spec sets `inspect`
+    """
 
     cell: Cell
     n_clips: int
     errors: Errors
-    wer_by_clip: float | None  # mean over clips
-    above_100: float | None  # share of clips with more errors than words
-    runaways: int  # "no end", "repetition", "times past the end" or "unsure"
-    no_end: int
-    fallbacks: int
-    repeated: float | None  # share of clips
-    invented: float | None  # share of clips without speech that got text
-    reference_nll: float | None  # nats per reference token, mean over all tokens
-    end_probability: float | None  # mean over clips, after the reference's last word
-    encoder_s: float | None  # mean over clips
-    decoder_s: float | None
-    heads: Tally  # attention measurements, if the spec sets `inspect`
-    difference: Difference | None = None
+    difference: Difference | None
+    columns: dict[str, Any]
+    heads: Tally
 
     @property
     def wer(self) -> float | None:
         return self.errors.wer if self.errors.n_words else None
-
-    def on_padding(self, kind: str) -> float | None:
-        """Return the share of attention on padding: mean over clips, then over heads of a kind."""
-        return _mean(self._means(kind, "padding"))
-
-    def end_from(self, quantity: str) -> float | None:
-        """Return the end-token logit from padding or audio: mean over clips, sum over heads."""
-        found = self._means("decoder.cross", quantity)
-        return sum(found) if found else None
-
-    def _means(self, kind: str, quantity: str) -> list[float]:
-        found = [
-            moments.means()
-            for (place, name), moments in self.heads.moments.items()
-            if kind_of(place) == kind and name == quantity
-        ]
-        return [float(x) for row in found for x in row if not math.isnan(x)]
 
 
 @dataclass(frozen=True)
@@ -108,7 +76,7 @@ class Results:
     folder: Path
     spec: Spec
     about: dict[str, Any]
-    records: dict[Cell, dict[str, dict[str, Any]]]  # by cell and clip
+    records: dict[Cell, dict[str, Record]]  # by cell and clip; "errors" are Errors
     summaries: dict[Cell, Summary]
     differences: dict[tuple[Cell, Cell], Difference]  # all tested pairs, including the primary
 
@@ -119,11 +87,14 @@ class Results:
         return a, b
 
     @property
+    def speech_clips(self) -> list[dict[str, Any]]:
+        return [clip for clip in self.about["clips"].values() if clip["kind"] == "speech"]
+
+    @property
     def blocks(self) -> str:
         """The unit of the bootstrap and the sign-flip test: "speakers" or "clips"."""
-        clips = [clip for clip in self.about["clips"].values() if clip["kind"] == "speech"]
-        n_known = sum(clip["speaker"] is not None for clip in clips)
-        if n_known in (0, len(clips)):
+        n_known = sum(clip["speaker"] is not None for clip in self.speech_clips)
+        if n_known in (0, len(self.speech_clips)):
             return "speakers" if n_known else "clips"
         return "speakers (clips where none is known)"
 
@@ -135,22 +106,24 @@ class Results:
     def is_complete(self) -> bool:
         return self.n_records == self.about["n_records"]
 
-    def format_clip_count(self, n_clips: int) -> str:
-        """Format a number of clips, out of those in the data set: "5 of 16 clips"."""
-        return f"{told_of(n_clips, self.about.get('n_available', n_clips))} clips"
+    def of_kind(self, cell: Cell, kind: str) -> dict[str, Record]:
+        """Return the records of a cell by clip, of one kind of clip."""
+        clips = self.about["clips"]
+        records = self.records.get(cell, {})
+        return {clip: record for clip, record in records.items() if clips[clip]["kind"] == kind}
 
-    def kind(self, clip: str) -> str:
-        return self.about["clips"][clip]["kind"]
+    def speech(self, cell: Cell) -> dict[str, Record]:
+        return self.of_kind(cell, "speech")
 
-    def speech(self, cell: Cell) -> dict[str, dict[str, Any]]:
-        """Return the records of a cell by clip, of clips with speech and a transcript."""
-        found = self.records.get(cell, {})
-        return {clip: record for clip, record in found.items() if self.kind(clip) == "speech"}
+    def blocks_of(self, clips: Sequence[str]) -> list[str]:
+        """Return the block of each clip: its speaker, or the clip if the speaker is unknown."""
+        return [self.about["clips"][clip]["speaker"] or clip for clip in clips]
 
 
-def told_of(n: int, n_all: int) -> str:
-    """Format a part of a total: "5 of 16", or "16" if it is all of them."""
-    return str(n) if n == n_all else f"{n} of {n_all}"
+def format_clip_count(n: int, about: Mapping[str, Any]) -> str:
+    """Format a number of clips: "5 of 16 clips", or "16 clips" if they are all that there are."""
+    n_available = about.get("n_available", n)
+    return f"{n} clips" if n == n_available else f"{n} of {n_available} clips"
 
 
 def load(folder: Path) -> Results:
@@ -160,98 +133,135 @@ def load(folder: Path) -> Results:
     except (OSError, ValueError, RecursionError) as error:
         raise RecordsError(f"{folder}: expected a run with run.json, got {error}") from None
     spec = of(about["spec"])
-    records: dict[Cell, dict[str, dict[str, Any]]] = defaultdict(dict)
+    cells = {str(cell): cell for cell in spec.cells()}
+    records: dict[Cell, dict[str, Record]] = defaultdict(dict)
     for record in read(folder / "records.jsonl"):
-        cell = Cell(
-            record["model"],
-            Policy.parse(record["policy"]),
-            Decoding.parse(record["decoding"]),
-            Trailing.parse(record["trailing"]),
-            record["control"],
-        )
-        records[cell][record["clip"]] = record
-    bare = Results(folder, spec, about, dict(records), {}, {})
-    pairs = [(cell, cell.reference) for cell in spec.cells() if cell != cell.reference]
-    found = {pair: _difference(bare, *pair) for pair in dict.fromkeys([*pairs, bare.primary])}
-    known = {pair: d for pair, d in found.items() if d is not None}
-    differences = _corrected(known, bare.primary)
-    summaries = {
-        cell: replace(summed(bare, cell), difference=differences.get((cell, cell.reference)))
-        for cell in spec.cells()
+        if record["cell"] not in cells:
+            raise RecordsError(
+                f"{folder / 'records.jsonl'}: expected cells of the spec, got {record['cell']!r}"
+            )
+        if record["errors"] is not None:
+            record["errors"] = Errors(*record["errors"])
+        records[cells[record["cell"]]][record["clip"]] = record
+    results = Results(folder, spec, about, dict(records), {}, {})
+    pairs = [(cell, cell.reference) for cell in cells.values() if cell != cell.reference]
+    differences = {
+        pair: difference
+        for pair in (*pairs, results.primary)
+        if (difference := _compare(results, *pair)) is not None
     }
-    return replace(bare, summaries=summaries, differences=differences)
+    others = {pair: d.p for pair, d in differences.items() if pair != results.primary}
+    for pair, p_holm in holm(others).items():
+        differences[pair] = replace(differences[pair], p_holm=p_holm)
+    summaries = {
+        cell: _summarise(results, cell, differences.get((cell, cell.reference)))
+        for cell in cells.values()
+    }
+    return replace(results, summaries=summaries, differences=differences)
 
 
-def errors_of(record: dict[str, Any]) -> Errors:
-    return Errors(*record["errors"]) if record["errors"] is not None else Errors()
-
-
-def summed(results: Results, cell: Cell) -> Summary:
-    """Summarise the clips of a cell, without the comparison."""
+def _summarise(results: Results, cell: Cell, difference: Difference | None) -> Summary:
     speech = list(results.speech(cell).values())
-    found = results.records.get(cell, {})
-    nothing = [record for clip, record in found.items() if results.kind(clip) == "nothing"]
-    counts = [errors_of(record) for record in speech]
-    logprobs = [x for record in speech for x in record["reference_logprobs"] or []]
+    nothing = results.of_kind(cell, "nothing").values()
+    errors = [record["errors"] for record in speech]
+    sums = total(errors)
+    wers = [e.wer for e in errors if e.n_words]
     ends = [math.exp(r["reference_end_logprob"]) for r in speech if r["reference_logprobs"]]
-    wers = [count.wer for count in counts if count.n_words]
-    return Summary(
-        cell=cell,
-        n_clips=len(speech),
-        errors=total(counts),
-        wer_by_clip=_mean(wers),
-        above_100=_mean([wer > 1 for wer in wers]),
-        runaways=sum(record["runaway"] is not None for record in speech),
-        no_end=sum(not record["ended"] for record in speech),
-        fallbacks=sum(record["fallback"] for record in speech),
-        repeated=_mean([record["compression_ratio"] > MAX_COMPRESSION for record in speech]),
-        invented=_mean([bool(record["text"].strip()) for record in nothing]),
-        reference_nll=None if not logprobs else -sum(logprobs) / len(logprobs),
-        end_probability=_mean(ends),
-        encoder_s=_mean([record["encoder_s"] for record in speech]),
-        decoder_s=_mean([record["decoder_s"] for record in speech]),
-        heads=tallied(speech),
-    )
+    columns = {
+        "model": cell.model,
+        "policy": cell.policy_name,
+        "decoding": str(cell.decoding),
+        "trailing": str(cell.trailing),
+        "clips": len(speech),
+        "WER %": 100 * sums.wer if sums.n_words else None,
+        "sub": sums.substitutions,
+        "del": sums.deletions,
+        "ins": sums.insertions,
+        "WER % by clip": _mean(wers, 100),
+        "clips above 100 %": _mean([wer > 1 for wer in wers], 100),
+        "runaways": sum(record["runaway"] is not None for record in speech),
+        "fallbacks": sum(record["fallback"] for record in speech),
+        "repeated %": _mean([r["compression_ratio"] > MAX_COMPRESSION for r in speech], 100),
+        "text from nothing %": _mean([bool(r["text"].strip()) for r in nothing], 100),
+        "reference, nats a token": _mean(
+            [-x for record in speech for x in record["reference_logprobs"] or []]
+        ),
+        "end after reference": _mean(ends),
+        **_difference_columns(cell, difference),
+        "encoder ms": _mean([record["encoder_s"] for record in speech], 1000),
+        "decoder ms": _mean([record["decoder_s"] for record in speech], 1000),
+    }
+    if not speech:
+        columns |= dict.fromkeys(("sub", "del", "ins", "runaways", "fallbacks"))
+    heads = Tally()
+    for record in speech:
+        heads.add(flat(record.get("heads", {})))
+    if results.spec.inspect:
+        columns |= _head_columns(heads)
+    return Summary(cell, len(speech), sums, difference, columns, heads)
 
 
-def tallied(records: Sequence[dict[str, Any]]) -> Tally:
-    """Aggregate the attention measurements of clips, all with equal weight."""
-    tally = Tally()
-    for record in records:
-        if "heads" in record:
-            tally.add(flat(record["heads"]))
-    return tally
+def _difference_columns(cell: Cell, difference: Difference | None) -> dict[str, Any]:
+    if difference is None:
+        names = ("difference", "low", "high", "p", "p Holm", "same tokens")
+        return dict.fromkeys(names, "" if cell == cell.reference else None)
+    return {
+        "difference": 100 * difference.wer,
+        "low": "" if difference.low is None else 100 * difference.low,
+        "high": "" if difference.high is None else 100 * difference.high,
+        "p": difference.p,
+        "p Holm": difference.p_holm,
+        "same tokens": difference.n_same,
+    }
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if len(values) else None
+def _head_columns(heads: Tally) -> dict[str, float | None]:
+    """Shares of attention, mean over heads, and end-token logits, sum over heads."""
+
+    def means(kind: str, quantity: str) -> list[float]:
+        return [
+            float(mean)
+            for (place, name), moments in heads.moments.items()
+            if kind_of(place) == kind and name == quantity
+            for mean in moments.means()
+            if not math.isnan(mean)
+        ]
+
+    padding, audio = means("decoder.cross", "end_padding"), means("decoder.cross", "end_audio")
+    return {
+        "encoder on padding %": _mean(means("encoder.self", "padding"), 100),
+        "cross on padding %": _mean(means("decoder.cross", "padding"), 100),
+        "end logit from padding": sum(padding) if padding else None,
+        "end logit from audio": sum(audio) if audio else None,
+    }
 
 
-def blocks_of(results: Results, clips: Sequence[str]) -> list[str]:
-    """Return the block of each clip: its speaker, or the clip itself if the speaker is unknown."""
-    about = results.about["clips"]
-    return [about[clip]["speaker"] or clip for clip in clips]
+def _mean(values: Sequence[float], scale: float = 1) -> float | None:
+    return scale * float(np.mean(values)) if values else None
 
 
-def _difference(results: Results, cell: Cell, other: Cell) -> Difference | None:
+def _compare(results: Results, cell: Cell, other: Cell) -> Difference | None:
+    """Compare two cells on the clips that both have; None if these have no words."""
     mine, theirs = results.speech(cell), results.speech(other)
     clips = sorted(set(mine) & set(theirs))
-    ours, full = [errors_of(mine[c]) for c in clips], [errors_of(theirs[c]) for c in clips]
-    if not total(full).n_words:
+    a, b = [mine[c]["errors"] for c in clips], [theirs[c]["errors"] for c in clips]
+    if not total(b).n_words:
         return None
-    blocks = blocks_of(results, clips)
-    low, high = difference_interval(ours, full, blocks, n_draws=N_DRAWS, seed=results.spec.seed)
+    blocks = results.blocks_of(clips)
+    low, high = difference_interval(a, b, blocks, n_draws=N_DRAWS, seed=results.spec.seed)
     is_same = [mine[c]["tokens"] == theirs[c]["tokens"] for c in clips]
     different = {block for block, same in zip(blocks, is_same, strict=True) if not same}
+    p = difference_p(a, b, blocks)
     return Difference(
-        wer=total(ours).wer - total(full).wer,
+        wer=total(a).wer - total(b).wer,
         low=low if low < high else None,
         high=high if low < high else None,
-        p=difference_p(ours, full, blocks),
+        p=p,
         n_clips=len(clips),
         n_same=sum(is_same),
         n_blocks=len(set(blocks)),
-        n_blocks_same=len(set(blocks)) - len(different),
+        max_different=clopper_pearson_upper(len(different), len(set(blocks))),
+        p_holm=p,
     )
 
 
@@ -261,32 +271,9 @@ def holm(ps: dict[Any, float]) -> dict[Any, float]:
     >>> {k: round(p, 2) for k, p in holm({"a": 0.01, "b": 0.04, "c": 0.03}).items()}
     {'a': 0.03, 'c': 0.06, 'b': 0.06}
     """
-    corrected = {}
-    most = 0.0
-    for i, (key, p) in enumerate(sorted(ps.items(), key=lambda item: item[1])):
-        most = max(most, min(1.0, (len(ps) - i) * p))
-        corrected[key] = most
-    return corrected
-
-
-def _corrected(found: dict[Any, Difference], primary: Any) -> dict[Any, Difference]:
-    """Apply Holm's correction to all comparisons but the primary one, fixed before the run."""
-    others = {pair: d for pair, d in found.items() if pair != primary}
-    by_holm = holm({pair: d.p for pair, d in others.items()})
-    least = holm({pair: d.min_p for pair, d in others.items()})
-    return {
-        pair: replace(d, p_holm=by_holm.get(pair, d.p), min_p_holm=least.get(pair, d.min_p))
-        for pair, d in found.items()
-    }
-
-
-def enough_blocks(alpha: float) -> int:
-    """Return the fewest blocks with which a comparison can be significant.
-
-    >>> enough_blocks(0.05)
-    6
-    """
-    return next(n for n in itertools.count(1) if min_p(n) <= alpha)
+    order = sorted(ps, key=lambda key: ps[key])
+    scaled = [min(1.0, (len(ps) - i) * ps[key]) for i, key in enumerate(order)]
+    return dict(zip(order, itertools.accumulate(scaled, max), strict=True))
 
 
 @dataclass(frozen=True)
@@ -294,56 +281,49 @@ class Check:
     """The outcome of a control: what must hold, whether it does, and the numbers."""
 
     name: str
-    holds: bool | None  # None: no data
-    told: str
+    holds: bool | None  # None: no data, or nothing that must hold
+    detail: str
 
 
 def checks(results: Results) -> list[Check]:
     """Evaluate the controls of a run, for each model."""
     found = []
     for model in results.spec.models:
-        full = Cell(model, Policy())
-        both = Policy("mask:both")
+        both = Cell(model, Policy("mask:both"))
+        all_valid, random = replace(both, control="all-valid"), replace(both, control="random")
+        trim = Cell(model, Policy("trim"))
         found += [
-            _same(
-                results,
-                "an all-valid mask changes nothing",
-                full,
-                Cell(model, both, control="all-valid"),
-            ),
-            _same(results, "mask:both is trim", Cell(model, both), Cell(model, Policy("trim"))),
-            _no_op(results, model),
+            _check_same(results, "an all-valid mask changes nothing", both.reference, all_valid),
+            _check_same(results, "mask:both is trim", both, trim),
+            _check_no_op(results, model),
         ]
-        random = results.summaries.get(Cell(model, both, control="random"))
-        hidden = results.summaries.get(Cell(model, both))
-        if random and hidden and random.wer is not None and hidden.wer is not None:
-            told = (
-                f"WER {100 * random.wer:.1f} % with as many positions hidden anywhere, "
-                f"{100 * hidden.wer:.1f} % with the padding hidden"
+        anywhere, padding = results.summaries[random].wer, results.summaries[both].wer
+        if anywhere is not None and padding is not None:
+            detail = (
+                f"WER {100 * anywhere:.1f} % with as many positions hidden anywhere, "
+                f"{100 * padding:.1f} % with the padding hidden"
             )
-            found.append(Check(f"{model}: a random mask is another matter", None, told))
+            found.append(Check(f"{model}: random mask, for comparison", None, detail))
     return found
 
 
-def _same(results: Results, name: str, a: Cell, b: Cell) -> Check:
-    mine, other = results.speech(a), results.speech(b)
-    clips = sorted(set(mine) & set(other))
-    n_same = sum(mine[c]["tokens"] == other[c]["tokens"] for c in clips)
-    told = f"tokens equal on {n_same} of {len(clips)} clips"
-    return Check(f"{a.model}: {name}", n_same == len(clips) if clips else None, told)
+def _check_same(results: Results, name: str, a: Cell, b: Cell) -> Check:
+    mine, theirs = results.speech(a), results.speech(b)
+    is_same = [mine[c]["tokens"] == theirs[c]["tokens"] for c in set(mine) & set(theirs)]
+    detail = f"tokens equal on {sum(is_same)} of {len(is_same)} clips"
+    return Check(f"{a.model}: {name}", all(is_same) if is_same else None, detail)
 
 
-def _no_op(results: Results, model: str) -> Check:
+def _check_no_op(results: Results, model: str) -> Check:
     """Check that all policies agree on the 30 s clip, which has no padding."""
-    texts: dict[Decoding, set[tuple[int, ...]]] = defaultdict(set)
-    n = 0
-    for cell, records in results.records.items():
-        if cell.model != model or cell.control != "none":
-            continue
-        for clip, record in records.items():
-            if results.kind(clip) == "half minute":
-                texts[cell.decoding].add(tuple(record["tokens"]))
-                n += 1
-    holds = all(len(tokens) == 1 for tokens in texts.values()) if n else None
-    told = f"{n} cells on a 30 s clip: tokens equal" if holds else f"{n} cells: tokens differ"
-    return Check(f"{model}: without padding every policy is a no-op", holds, told)
+    texts: dict[Decoding, list[list[int]]] = defaultdict(list)
+    for cell in results.records:
+        if cell.model == model and cell.control == "none":
+            records = results.of_kind(cell, "half minute").values()
+            texts[cell.decoding] += [record["tokens"] for record in records]
+    n = sum(map(len, texts.values()))
+    holds = all(tokens == several[0] for several in texts.values() for tokens in several)
+    detail = (
+        f"{n} cells on a 30 s clip: tokens equal" if n and holds else f"{n} cells: tokens differ"
+    )
+    return Check(f"{model}: without padding every policy is a no-op", holds if n else None, detail)

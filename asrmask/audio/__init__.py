@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
-        "constants": "SAMPLE_RATE N_FFT HOP_LENGTH CHUNK_LENGTH N_SAMPLES N_FRAMES",
+        "constants": "SAMPLE_RATE N_FFT HOP_LENGTH CHUNK_LENGTH N_SAMPLES N_FRAMES "
+        "FRAMES_PER_SECOND",
         "recording": "Recording load_audio",
         "spectrogram": "Features Spectrogram log_mel_spectrogram mel_filters pad_or_trim",
         "vad": "VadOptions",

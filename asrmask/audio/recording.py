@@ -44,8 +44,8 @@ class Recording:
                 samples = samples.float()  # NumPy has no bfloat16
         array = np.asarray(samples)
         full_scale = FULL_SCALE.get(array.dtype.name)
-        is_sound = array.ndim == 1 or (array.ndim == 2 and 0 < min(array.shape) <= MAX_CHANNELS)
-        if not is_sound or (array.dtype.kind != "f" and full_scale is None):
+        is_valid = array.ndim == 1 or (array.ndim == 2 and 0 < min(array.shape) <= MAX_CHANNELS)
+        if not is_valid or (array.dtype.kind != "f" and full_scale is None):
             raise AudioError(
                 "samples must be floats, or integers of 16 or 32 bits, of shape (n,) or "
                 f"(channels, n), got {array.dtype} of shape {array.shape}"
@@ -61,7 +61,7 @@ class Recording:
             bits = next((bits for bits in (16, 32) if peak <= 2 ** (bits - 1)), None)
             hint = f": divide what were {bits}-bit integers by {2 ** (bits - 1)}" if bits else ""
             raise AudioError(f"samples must be floats in −1..1, got up to {peak:g}{hint}")
-        array = resampled(array.astype(np.float32, copy=False), rate)
+        array = resample(array.astype(np.float32, copy=False), rate)
         return cls(len(array), lambda start, stop: array[start:stop])
 
     @classmethod
@@ -72,12 +72,10 @@ class Recording:
         problems: list that receives a message if the file is damaged but partly readable; None:
                   emit an AudioWarning
         """
-        name = media.name_of(source)
         spool = tempfile.SpooledTemporaryFile(max_size=media.SPOOL_BYTES)  # noqa: SIM115
         try:
-            with media.opened(source, name) as file:
-                for block in media.decode(file, name, SAMPLE_RATE, problems):
-                    spool.write(block.tobytes())
+            for block in media.decode(source, problems):
+                spool.write(block.tobytes())
             n_samples = spool.tell() // 2
         except BaseException:
             spool.close()
@@ -97,18 +95,14 @@ class Recording:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Return float32 samples start..stop: reflected before the start, zeros after the end."""
-        inner = self._read(min(max(start, 0), self.n_samples), min(max(stop, 0), self.n_samples))
-        missing = stop - max(start, 0) - len(inner)
-        out = np.pad(inner, (0, missing)) if missing else inner
         if start < 0:  # as torch.stft(center=True, pad_mode="reflect") does
-            out = np.concatenate([self.read(1, 1 - start)[::-1], out])
-        return out
+            return np.concatenate([self.read(1, 1 - start)[::-1], self.read(0, stop)])
+        samples = self._read(min(start, self.n_samples), min(stop, self.n_samples))
+        n_missing = stop - start - len(samples)
+        return np.pad(samples, (0, n_missing)) if n_missing else samples
 
     def check_length(self, name: str) -> None:
-        """Raise AudioError if the recording is shorter than one hop.
-
-        name: the recording's name in the message
-        """
+        """Raise AudioError if the recording, called `name`, is shorter than one hop."""
         if self.n_samples < HOP_LENGTH:
             raise AudioError(
                 f"{name}: too short, got {self.n_samples} samples, expected {HOP_LENGTH} or more"
@@ -120,7 +114,7 @@ class Recording:
         return not any(self.read(i, min(i + N_SAMPLES, self.n_samples)).any() for i in blocks)
 
 
-def resampled(samples: np.ndarray, rate: int) -> np.ndarray:
+def resample(samples: np.ndarray, rate: int) -> np.ndarray:
     """Resample to 16,000 samples per second with torchaudio.
 
     samples: (n,) float32
@@ -133,8 +127,8 @@ def resampled(samples: np.ndarray, rate: int) -> np.ndarray:
         raise OptionError(
             f"rate must be a multiple of {RATES.step} in {RATES[0]}..{RATES[-1]}, got {rate}"
         )
-    resample = import_torchaudio().functional.resample
-    return resample(torch.from_numpy(samples.copy()), int(rate), SAMPLE_RATE).numpy()
+    tensor = torch.from_numpy(samples.copy())
+    return import_torchaudio().functional.resample(tensor, int(rate), SAMPLE_RATE).numpy()
 
 
 def load_audio(file: media.Source, sr: int = SAMPLE_RATE) -> np.ndarray:
@@ -143,7 +137,7 @@ def load_audio(file: media.Source, sr: int = SAMPLE_RATE) -> np.ndarray:
     file: a path ("-": standard input), the bytes of a file, or an open file
     """
     if sr != SAMPLE_RATE:
-        raise OptionError(f"sr must be {SAMPLE_RATE}, the rate Whisper hears, got {sr}")
+        raise OptionError(f"sr must be {SAMPLE_RATE}, Whisper's sampling rate, got {sr}")
     recording = Recording.open(file)
     return recording.read(0, recording.n_samples)
 
@@ -152,8 +146,6 @@ def as_wav(samples: np.ndarray) -> bytes:
     """Encode 16 kHz samples as a 16-bit WAV file."""
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
+        file.setparams((1, 2, SAMPLE_RATE, 0, "NONE", "not compressed"))
         file.writeframes((samples * 32767).astype(np.int16).tobytes())
     return out.getvalue()

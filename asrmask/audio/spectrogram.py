@@ -10,7 +10,7 @@ Padding happens in one place, `Spectrogram.window`. The caller chooses its kind:
 """
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,30 +22,29 @@ from torch import Tensor
 from asrmask import assets
 from asrmask.audio.constants import FRAMES_PER_POSITION, HOP_LENGTH, N_FFT, N_FRAMES, N_SAMPLES
 from asrmask.audio.fill import noise_level
-from asrmask.audio.noise import white_noise
 from asrmask.audio.recording import Recording, load_audio
 from asrmask.errors import AudioError, OptionError
 
 MAX_BLOCKS = 8  # 30 s blocks of a spectrogram kept in memory
-
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
 
 def pad_or_trim(array: Array, length: int = N_SAMPLES, *, axis: int = -1) -> Array:
     """Trim an axis to `length` entries, or pad it with zeros at the end."""
-    size = array.shape[axis]
-    index = [slice(None)] * array.ndim
-    index[axis] = slice(0, length)
-    cut = array[tuple(index)]
-    if size >= length:
-        return cut
-    if isinstance(cut, Tensor):
-        after = cut.ndim - 1 - axis % cut.ndim
-        return F.pad(cut, [0, 0] * after + [0, length - size])
-    widths = [(0, 0)] * cut.ndim
-    widths[axis] = (0, length - size)
-    return np.pad(cut, widths)
+    axis %= array.ndim
+    array = array[(slice(None),) * axis + (slice(length),)]
+    n_missing = length - array.shape[axis]
+    if n_missing == 0:
+        return array
+    if isinstance(array, Tensor):
+        return F.pad(array, [0, 0] * (array.ndim - 1 - axis) + [0, n_missing])
+    return np.pad(array, [(0, n_missing if i == axis else 0) for i in range(array.ndim)])
+
+
+def white_noise(rng: np.random.Generator, n: int, level_db: float) -> np.ndarray:
+    """Return n float32 samples of white noise with an RMS of level_db dBFS."""
+    return rng.standard_normal(n, np.float32) * np.float32(10 ** (level_db / 20))
 
 
 @cache
@@ -118,6 +117,15 @@ class Features:
         return -(-self.n_frames // FRAMES_PER_POSITION)
 
 
+def _log_power_block(recording: Recording, n_mels: int, index: int) -> Tensor:
+    """Return unscaled frames of a 30 s block."""
+    start = index * N_FRAMES * HOP_LENGTH - N_FFT // 2
+    stop = min(start + N_SAMPLES, recording.n_samples + 2 * HOP_LENGTH)
+    n_hops = -(-(stop - start) // HOP_LENGTH)
+    samples = recording.read(start, start + (n_hops - 1) * HOP_LENGTH + N_FFT)
+    return _log_power(torch.from_numpy(samples), n_mels, center=False)
+
+
 class Spectrogram:
     """The log-Mel spectrogram of a recording, computed on demand.
 
@@ -129,11 +137,11 @@ class Spectrogram:
         self.recording = recording
         self.n_mels = n_mels
         self.n_frames = recording.n_samples // HOP_LENGTH
-        self._blocks: dict[int, Tensor] = {}  # LRU cache, most recently used last
+        self._block = lru_cache(MAX_BLOCKS)(partial(_log_power_block, recording, n_mels))
 
     @cached_property
-    def _survey(self) -> tuple[float, Tensor]:
-        """`peak` and `loudness`, from one pass over the recording."""
+    def _peak_and_loudness(self) -> tuple[float, Tensor]:
+        """The maximum log10 Mel power, and `loudness`; computed in one pass."""
         last = self.n_frames + 3  # includes every frame that overlaps the recording's end
         peaks, means = [], []
         for i in range(0, last, N_FRAMES):
@@ -143,40 +151,34 @@ class Spectrogram:
         return max(peaks), torch.cat(means)[: self.n_frames]
 
     @property
-    def peak(self) -> float:
-        """The maximum log10 Mel power of the recording. The floor is relative to it."""
-        return self._survey[0]
-
-    @property
     def loudness(self) -> Tensor:
         """(n_frames,) log10 Mel power of each frame, averaged over Mel bands."""
-        return self._survey[1]
+        return self._peak_and_loudness[1]
 
     def window(self, start: int, n_frames: int, *, fill: str, size: int = N_FRAMES) -> Features:
         """Return frames start..start + n_frames, padded to `size`. n_frames = 0: only padding."""
-        if not 0 <= n_frames <= size or start < 0 or start + n_frames > self.n_frames:
+        stop = start + n_frames
+        if not 0 <= n_frames <= size or start < 0 or stop > self.n_frames:
             raise OptionError(
-                f"frames must be 0..{size} of the recording's {self.n_frames}, "
-                f"got {start}..{start + n_frames}"
+                f"frames must be 0..{size} of the recording's {self.n_frames}, got {start}..{stop}"
             )
         noise_db = noise_level(fill)
+        peak, _ = self._peak_and_loudness
         if fill == "zero" or n_frames == size:  # a full window has no padding
-            frames = _scaled(self._log_power(start, start + n_frames), self.peak)
+            log_power = self._log_power(start, stop)
             # free memory at the end of the recording: many recordings may be open at once
-            if start + n_frames == self.n_frames:
-                self._blocks.clear()
-            return Features(frames, n_frames, fill, size)
-        stop = start + n_frames
-        end = self.recording.n_samples if stop == self.n_frames else stop * HOP_LENGTH
-        first = start * HOP_LENGTH - N_FFT // 2
-        wanted = (size - 1) * HOP_LENGTH + N_FFT
-        heard = self.recording.read(first, end)
-        samples = pad_or_trim(heard, wanted)
-        if noise_db is not None:
-            rng = np.random.default_rng(0)
-            samples[len(heard) :] = white_noise(rng, wanted - len(heard), noise_db)
-        log_power = _log_power(torch.from_numpy(samples), self.n_mels, center=False)
-        return Features(_scaled(log_power, self.peak), n_frames, fill, size)
+            if stop == self.n_frames:
+                self._block.cache_clear()
+        else:
+            n_samples = (size - 1) * HOP_LENGTH + N_FFT
+            end = self.recording.n_samples if stop == self.n_frames else stop * HOP_LENGTH
+            audio = self.recording.read(start * HOP_LENGTH - N_FFT // 2, end)
+            samples = pad_or_trim(audio, n_samples)
+            if noise_db is not None:
+                rng = np.random.default_rng(0)
+                samples[len(audio) :] = white_noise(rng, n_samples - len(audio), noise_db)
+            log_power = _log_power(torch.from_numpy(samples), self.n_mels, center=False)
+        return Features(_scaled(log_power, peak), n_frames, fill, size)
 
     def _log_power(self, start: int, stop: int) -> Tensor:
         """Return unscaled frames start..stop, assembled from cached blocks."""
@@ -184,22 +186,5 @@ class Spectrogram:
             return torch.empty(self.n_mels, 0)
         first = start // N_FRAMES
         blocks = [self._block(i) for i in range(first, (stop - 1) // N_FRAMES + 1)]
-        joined = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
-        offset = first * N_FRAMES
-        return joined[:, start - offset : stop - offset]
-
-    def _block(self, index: int) -> Tensor:
-        block = self._blocks.pop(index, None)
-        if block is None:
-            block = self._compute_block(index)
-            if len(self._blocks) == MAX_BLOCKS:
-                del self._blocks[next(iter(self._blocks))]
-        self._blocks[index] = block
-        return block
-
-    def _compute_block(self, index: int) -> Tensor:
-        start = index * N_FRAMES * HOP_LENGTH - N_FFT // 2
-        stop = min(start + N_SAMPLES, self.recording.n_samples + 2 * HOP_LENGTH)
-        n_hops = -(-(stop - start) // HOP_LENGTH)
-        samples = self.recording.read(start, start + (n_hops - 1) * HOP_LENGTH + N_FFT)
-        return _log_power(torch.from_numpy(samples), self.n_mels, center=False)
+        frames = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+        return frames[:, start - first * N_FRAMES : stop - first * N_FRAMES]

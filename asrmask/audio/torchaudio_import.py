@@ -19,25 +19,18 @@ def import_torchaudio() -> Any:
         reason = str(error.__cause__ or error)
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchaudio"]:
         del sys.modules[name]  # partially imported
-    sys.modules["torchaudio._extension"] = _absent(reason)
-    return import_module("torchaudio")
-
-
-def _absent(reason: str) -> ModuleType:
-    """A stub for torchaudio's compiled extension that reports it as unavailable."""
 
     def fail_if_no_align(function: Callable[..., Any]) -> Callable[..., NoReturn]:
         def fail(*args: object, **kwargs: object) -> NoReturn:
-            raise RuntimeError(
-                f"{function.__name__} needs torchaudio's compiled extension, got: {reason}"
-            )
+            name = function.__name__
+            raise RuntimeError(f"{name} needs torchaudio's compiled extension, got: {reason}")
 
         return fail
 
-    module: Any = ModuleType("torchaudio._extension")
-    module._IS_TORCHAUDIO_EXT_AVAILABLE = False
-    module._IS_ALIGN_AVAILABLE = False
-    module._check_cuda_version = lambda: None
-    module._load_lib = lambda lib: False
-    module.fail_if_no_align = fail_if_no_align
-    return module
+    stub: Any = ModuleType("torchaudio._extension")  # reports the extension as unavailable
+    stub._IS_TORCHAUDIO_EXT_AVAILABLE = stub._IS_ALIGN_AVAILABLE = False
+    stub._check_cuda_version = lambda: None
+    stub._load_lib = lambda lib: False
+    stub.fail_if_no_align = fail_if_no_align
+    sys.modules["torchaudio._extension"] = stub
+    return import_module("torchaudio")

@@ -8,195 +8,153 @@ a decoder step. Together they give the least time that each could take on this m
 import json
 import statistics
 import sys
-import time
+import timeit
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from asrmask.audio.constants import N_FRAMES, N_POSITIONS
+from asrmask.audio.constants import FRAMES_PER_SECOND, N_FRAMES, N_POSITIONS
 from asrmask.audio.spectrogram import Features
+from asrmask.checkpoints import load_model
+from asrmask.errors import counted
 from asrmask.model import cost
+from asrmask.model.cross_attention import CrossAttentionCache
+from asrmask.model.dimensions import ModelDimensions
 from asrmask.model.encoding import encode, plan
 from asrmask.model.policy import Policy
 from asrmask.model.whisper import Whisper
 
-N_WIDE = 2048  # rows and columns of the matrices that are multiplied
-ROUNDS = 7
+WIDTH = 2048  # rows and columns of the matrices that are multiplied
+N_TOKENS = 10  # decoder steps that are timed together
+ENCODER_PASSES = (
+    ("encoder, 30 s window", Policy(), 30.0),
+    ("encoder, 7.5 s, virtual padding", Policy("virtual"), 7.5),
+    ("encoder, 0.5 s, virtual padding", Policy("virtual"), 0.5),
+)
+# the best rates measured, in units of 1e9 per second: of operations in matrix products, and of
+# bytes read by matrix-vector products
+Limits = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The best rates measured, in units of 1e9 per second."""
-
-    float32_operations: float
-    int8_operations: float
-    float32_bytes: float  # read by a matrix-vector product
-    int8_bytes: float
+def time_calls(call: Callable[[], object], repeats: int) -> list[float]:
+    """Return the seconds of each call, after one warm-up call."""
+    return timeit.repeat(call, number=1, repeat=repeats + 1)[1:]
 
 
-def fastest(call: Callable[[], object], rounds: int = ROUNDS) -> float:
-    """Return the seconds of the fastest call, after one warm-up call."""
-    call()
-    return min(_seconds(call) for _ in range(rounds))
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
-
-
-@torch.inference_mode()
-def measure(n_bytes: int) -> Limits:
+def measure_limits(n_bytes: int, repeats: int) -> Limits:
     """Measure the limits of this machine, with PyTorch's present number of threads.
 
     n_bytes: read by one product; if large, memory is the limit, if small, the caches
     """
-    a, b = torch.rand(N_WIDE, N_WIDE), torch.rand(N_WIDE, N_WIDE)
-    operations = 2 * N_WIDE**3
-    out = torch.empty(N_WIDE, N_WIDE)
-    matrix = _quantised(b - 0.5)
-    n_rows = n_bytes // 4 // N_WIDE
-    tall, vector = torch.rand(n_rows, N_WIDE), torch.rand(N_WIDE)
-    numbers = _quantised(torch.rand(4 * n_rows, N_WIDE) - 0.5)
-    dynamic = torch.ops.quantized.linear_dynamic
-    return Limits(
-        operations / fastest(lambda: torch.mm(a, b, out=out)) / 1e9,
-        operations / fastest(lambda: dynamic(a, matrix)) / 1e9,
-        4 * n_rows * N_WIDE / fastest(lambda: torch.mv(tall, vector)) / 1e9,
-        4 * n_rows * N_WIDE / fastest(lambda: dynamic(vector[None], numbers)) / 1e9,
-    )
+    n_rows = n_bytes // 4 // WIDTH
+    a, b, out = (torch.rand(WIDTH, WIDTH) for _ in range(3))
+    tall, vector = torch.rand(n_rows, WIDTH), torch.rand(WIDTH)
+    square_int8, tall_int8 = _quantize(b - 0.5), _quantize(torch.rand(4 * n_rows, WIDTH) - 0.5)
+    linear_int8 = torch.ops.quantized.linear_dynamic
+
+    def rate(amount: int, call: Callable[[], object]) -> float:
+        return amount / min(time_calls(call, repeats)) / 1e9
+
+    return {
+        "float32_operations": rate(2 * WIDTH**3, lambda: torch.mm(a, b, out=out)),
+        "int8_operations": rate(2 * WIDTH**3, lambda: linear_int8(a, square_int8)),
+        "float32_bytes": rate(4 * n_rows * WIDTH, lambda: torch.mv(tall, vector)),
+        "int8_bytes": rate(4 * n_rows * WIDTH, lambda: linear_int8(vector[None], tall_int8)),
+    }
 
 
-def _quantised(weights: torch.Tensor) -> Any:
+def _quantize(weights: torch.Tensor) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns that quantised tensors will move
-        numbers = torch.quantize_per_tensor(weights, 1 / 254, 0, torch.qint8)
-        return torch.ops.quantized.linear_prepack(numbers, None)
+        quantized = torch.quantize_per_tensor(weights, 1 / 254, 0, torch.qint8)
+        return torch.ops.quantized.linear_prepack(quantized, None)
 
 
-@dataclass(frozen=True)
-class Share:
-    """A part of the model, the least time it could take, and the time it takes."""
-
-    part: str
-    least_s: float
-    taken_s: float
-
-    @property
-    def reached(self) -> float:
-        return self.least_s / self.taken_s
-
-
-@torch.inference_mode()
-def shares(model: Whisper, limits: Limits, compute_type: str) -> list[Share]:
+def measure_shares(
+    model: Whisper, limits: Limits, is_int8: bool, repeats: int
+) -> list[dict[str, Any]]:
     """Time encoder passes and decoder steps of asrmask, and compute their least times.
 
     The least time assumes all products at the rate of the compute type. In int8 it cannot be
     reached: attention and convolutions are still float32.
     """
-    found = []
-    is_int8 = compute_type == "int8"
-    rate = limits.int8_operations if is_int8 else limits.float32_operations
-    for name, policy, seconds in (
-        ("encoder, 30 s window", Policy(), 30.0),
-        ("encoder, 7.5 s, virtual padding", Policy("virtual"), 7.5),
-        ("encoder, 0.5 s, virtual padding", Policy("virtual"), 0.5),
-    ):
-        n_frames = int(100 * seconds)
-        mel = torch.zeros(model.dims.n_mels, N_FRAMES)
-        mel[:, :n_frames] = torch.randn(model.dims.n_mels, n_frames)
+    dims = model.dims
+    kind = "int8" if is_int8 else "float32"
+    shares = []
+
+    def add(part: str, least_s: float, call: Callable[[], object], n: int = 1) -> None:
+        taken_s = statistics.median(time_calls(call, repeats)) / n
+        share = {"part": f"{kind}: {part}", "least_s": least_s, "taken_s": taken_s}
+        shares.append({**share, "reached": least_s / taken_s})
+
+    for name, policy, seconds in ENCODER_PASSES:
+        n_frames = int(FRAMES_PER_SECOND * seconds)
+        mel = torch.zeros(dims.n_mels, N_FRAMES)
+        mel[:, :n_frames] = torch.randn(dims.n_mels, n_frames)
         window = Features(mel, n_frames, "zero")
-        operations = cost.encoder_operations(
-            model.dims, plan(policy, [policy.visible(window.n_positions)])
-        )
-        taken = _median(lambda w=window, p=policy: encode(model, [w], p))  # type: ignore[misc]
-        found.append(Share(f"{compute_type}: {name}", operations / rate / 1e9, taken))
+        planned = plan(policy, [policy.visible(window.n_positions)])
+        least_s = cost.encoder_operations(dims, planned) / limits[f"{kind}_operations"] / 1e9
+        add(name, least_s, partial(encode, model, [window], policy))
     for n_clips in (1, 8):
-        several = encode(model, [window] * n_clips)
-        found.append(
-            Share(
-                f"{compute_type}: decoder, a token of {n_clips} clip{'s' * (n_clips > 1)}",
-                decoder_least_s(model, N_POSITIONS, n_clips, limits, is_int8),
-                _step_s(model, several),
-            )
-        )
-    return found
+        features = torch.randn(n_clips, N_POSITIONS, dims.n_audio_state)
+        decode = partial(_decode, model, model.decoder.cross_attention_cache(features), n_clips)
+        name = f"decoder, a token of {counted(n_clips, 'clip')}"
+        add(name, decoder_least_s(dims, n_clips, limits, is_int8), decode, N_TOKENS)
+    return shares
 
 
-def decoder_least_s(
-    model: Whisper, n_keys: int, n_clips: int, limits: Limits, is_int8: bool = False
-) -> float:
-    """Return the least seconds of one decoder step for n_clips texts.
+def _decode(model: Whisper, encoded: CrossAttentionCache, n_clips: int) -> None:
+    tokens = torch.full((n_clips, 1), 1000)
+    cache = model.decoder.cache(n_clips, N_TOKENS)
+    for _ in range(N_TOKENS):
+        x, cache = model.decoder(tokens, encoded, cache)
+        model.decoder.logits(x[:, 0])
 
-    It is the time to read or the time to multiply, whichever is longer. A step reads the weights
-    and the cross-attention keys and values. In int8 it reads the encoder features instead: every
-    head attends to them directly.
+
+def decoder_least_s(dims: ModelDimensions, n_clips: int, limits: Limits, is_int8: bool) -> float:
+    """Return the least seconds of one decoder step for n_clips texts: to read or to multiply.
+
+    A step reads the weights and the cross-attention keys and values. In int8 it reads the encoder
+    features instead: every head attends to them directly.
     """
-    dims = model.dims
-    n_weights, n_crossed = step_cost(model, n_keys, n_clips, is_int8)
+
+    def least_s(n_bytes: int, operations: int, kind: str) -> float:
+        read_s = n_bytes / limits[f"{kind}_bytes"]
+        return max(read_s, operations / limits[f"{kind}_operations"]) / 1e9
+
+    n_weights, n_cross = step_cost(dims, n_clips, is_int8)
+    products = 2 * n_clips * n_weights
     if is_int8:
-        weights_s = max(
-            n_weights / limits.int8_bytes, 2 * n_clips * n_weights / limits.int8_operations
-        )
-        n_features, operations = n_crossed // 2, 2 * dims.n_text_head * n_crossed
-        crossed_s = max(
-            4 * n_features / limits.float32_bytes, operations / limits.float32_operations
-        )
-        return (weights_s + crossed_s) / 1e9
+        cross_s = least_s(2 * n_cross, 2 * dims.n_text_head * n_cross, "float32")
+        return least_s(n_weights, products, "int8") + cross_s
     # the token embedding is read as float16 where that is exact (model/packed.py)
-    n_bytes = 4 * n_weights - 2 * dims.n_vocab * dims.n_text_state
-    operations = 2 * n_clips * n_weights + 2 * n_crossed
-    read_s = (n_bytes + 4 * n_crossed) / limits.float32_bytes
-    return max(read_s, operations / limits.float32_operations) / 1e9
+    n_bytes = 4 * n_weights - 2 * dims.n_vocab * dims.n_text_state + 4 * n_cross
+    return least_s(n_bytes, products + 2 * n_cross, "float32")
 
 
-def step_cost(model: Whisper, n_keys: int, n_clips: int, is_int8: bool = False) -> tuple[int, int]:
+def step_cost(dims: ModelDimensions, n_clips: int, is_int8: bool = False) -> tuple[int, int]:
     """Count the numbers that a decoder step for n_clips texts reads: weights, keys and values."""
-    dims = model.dims
     width = dims.n_text_state
     # self-attention; cross-attention (without key and value projections; in int8 with them, each
     # as two int8 matrices); feed-forward
     block = (4 + (6 if is_int8 else 2) + 8) * width * width
     n_weights = dims.n_text_layer * block + dims.n_vocab * width
-    return n_weights, 2 * n_keys * width * dims.n_text_layer * n_clips
+    return n_weights, 2 * N_POSITIONS * width * dims.n_text_layer * n_clips
 
 
-def _step_s(model: Whisper, encoded: Any, n_tokens: int = 20) -> float:
-    token = torch.full((encoded.n_clips, 1), 1000)
-
-    def steps() -> None:
-        cache = model.decoder.cache(encoded.n_clips, n_tokens)
-        for _ in range(n_tokens):
-            x, cache = model.decoder(token, encoded, cache)
-            model.decoder.logits(x[:, 0])
-
-    return _median(steps) / n_tokens
-
-
-def _median(call: Callable[[], object]) -> float:
-    call()
-    return statistics.median(_seconds(call) for _ in range(ROUNDS))
-
-
-def report(model_name: str, model_dir: str | None, threads: int) -> dict[str, Any]:
+@torch.inference_mode()
+def report(model: str, model_dir: str | None, threads: int, repeats: int) -> dict[str, Any]:
     """Measure limits and shares; return them as JSON data."""
-    from asrmask.checkpoints import load_model
-
-    torch.set_num_threads(threads)
-    model = load_model(model_name, "cpu", model_dir)
-    limits = measure(4 * sum(step_cost(model, model.dims.n_audio_ctx, 1)))
-    found = shares(model, limits, "float32")
-    found += shares(load_model(model_name, "cpu", model_dir, compute_type="int8"), limits, "int8")
-    return {
-        "limits": asdict(limits),
-        "shares": [{**asdict(share), "reached": share.reached} for share in found],
-    }
+    exact = load_model(model, "cpu", model_dir, cpu_threads=threads)
+    limits = measure_limits(4 * sum(step_cost(exact.dims, 1)), repeats)
+    shares = measure_shares(exact, limits, False, repeats)
+    int8 = load_model(model, "cpu", model_dir, compute_type="int8")
+    shares += measure_shares(int8, limits, True, repeats)
+    return {"limits": limits, "shares": shares}
 
 
 if __name__ == "__main__":  # run in a separate process, like the systems
-    job = json.load(sys.stdin)
-    print(json.dumps(report(job["model"], job["model_dir"], job["threads"])))
+    print(json.dumps(report(**json.load(sys.stdin))))

@@ -3,15 +3,16 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ import numpy as np
 from asrmask import __version__
 from asrmask.audio.constants import SAMPLE_RATE
 from asrmask.audio.recording import as_wav
+from asrmask.console import say
 from asrmask.errors import AsrmaskError, OptionError
+from asrmask.evaluation import corpus
 from asrmask.evaluation.corpus import Clip
 from asrmask.evaluation.score import errors
 from asrmask.files import atomic_write
@@ -30,16 +33,12 @@ from asrmask.systems.upstream import normalizer
 CLIP_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 N_CUT = 4  # clips of each length
 FILE_MINUTES = (1, 3, 10, 30, 60, 180)
+OTHERS_MINUTES = 10  # longest file for other systems: they scale the same way
 BATCHES = (1, 2, 4, 8, 16, 32)
-SCALINGS = ("clip", "file", "batch")
-
-
-class BenchError(AsrmaskError):
-    """A benchmark that cannot be read."""
 
 
 @dataclass(frozen=True)
-class BenchmarkRun:
+class ClipSet:
     """A named set of clips that is transcribed in one call."""
 
     name: str
@@ -48,15 +47,19 @@ class BenchmarkRun:
     @property
     def language(self) -> str | None:
         """The language of all clips; None if there are several."""
-        several = {clip.language for clip in self.clips}
-        return several.pop() if len(several) == 1 else None
+        languages = {clip.language for clip in self.clips}
+        return languages.pop() if len(languages) == 1 else None
+
+    @property
+    def paths(self) -> list[str]:
+        return [str(clip.path) for clip in self.clips]
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchmarkSpec:
     """What to measure."""
 
-    works: list[BenchmarkRun]
+    clip_sets: list[ClipSet]
     systems: list[Named]
     decodings: list[DecodingSettings]
     rounds: int
@@ -67,58 +70,46 @@ class Request:
     longest_min: float
     command: str
 
+    def schedule(self) -> Iterable[tuple[int, ClipSet, DecodingSettings, Named]]:
+        """The measurements in order: systems take turns on the same clips and decoding."""
+        return product(range(1, self.rounds + 1), self.clip_sets, self.decodings, self.systems)
 
-Say = Callable[[str], None]
 
-
-def run(request: Request, out: Path, say: Say) -> dict[str, Any]:
+def run(spec: BenchmarkSpec, out: Path) -> dict[str, Any]:
     """Run all measurements; `out`/bench.json is saved after each one."""
-    result: dict[str, Any] = {"about": about(request), "runs": [], "scaling": []}
-    with tempfile.TemporaryDirectory(prefix="asrmask-") as temporary:
-        folder = Path(temporary)
-        weights = {
-            str(named): prepare(named, request.model, folder, request.model_dir)
-            for named in request.systems
-        }
+    result: dict[str, Any] = {"about": describe(spec), "runs": [], "scaling": []}
+
+    def add(kind: str, title: str, entry: dict[str, Any]) -> None:
+        result[kind].append(entry)
+        say(title + format_measurement(entry))
+        save(result, out)
+
+    with tempfile.TemporaryDirectory(prefix="asrmask-") as folder:
+        runner = Runner(spec, Path(folder))
         say("limits of the machine")
-        result["machine"] = limits(request)
-        seconds = {work.name: [duration_s(c) for c in work.clips] for work in request.works}
+        job = {"model": spec.model, "model_dir": spec.model_dir, "repeats": 2 * spec.rounds + 1}
+        result["machine"] = run_module("asrmask.benchmark.limits", job, spec.threads)
         result["works"] = {
-            work.name: {
-                "clips": len(work.clips),
-                "seconds": sum(seconds[work.name]),
-                "speakers": [clip.speaker or clip.path.name for clip in work.clips],
+            clip_set.name: {
+                "clips": len(clip_set.clips),
+                "seconds": sum(clip.recording().duration_s for clip in clip_set.clips),
+                "speakers": [clip.speaker or clip.path.name for clip in clip_set.clips],
             }
-            for work in request.works
+            for clip_set in spec.clip_sets
         }
-        for number, (work, decoding, named) in rounds(request):
-            title = f"round {number} of {request.rounds}: {work.name}, {decoding}, {named}"
-            paths = [str(clip.path) for clip in work.clips]
-            asked = DecodingSettings(decoding.beam_size, work.language)
-            done = measured(named, weights[str(named)], asked, [paths], request)
-            entry = {"system": str(named), "decoding": str(decoding), "work": work.name}
-            result["runs"].append({**entry, "round": number, **scored(done, work)})
-            say(title + told(result["runs"][-1]))
-            save(result, out)
-        for axis in request.scaling:
-            for entry in grown(axis, request, weights, folder):
-                result["scaling"].append(entry)
-                say(f"{axis} {entry['size']}: {entry['system']}{told(entry)}")
-                save(result, out)
-    save(result, out)
+        for number, clip_set, decoding, system in spec.schedule():
+            settings = replace(decoding, language=clip_set.language)
+            measured = runner.measure(system, settings, [clip_set.paths])
+            entry = {"system": str(system), "decoding": str(decoding), "work": clip_set.name}
+            title = f"round {number} of {spec.rounds}: {clip_set.name}, {decoding}, {system}"
+            add("runs", title, {**entry, "round": number, **score(measured, clip_set)})
+        for axis in spec.scaling:
+            for entry in runner.measure_scaling(axis):
+                add("scaling", f"{axis} {entry['size']}: {entry['system']}", entry)
     return result
 
 
-def rounds(request: Request) -> Iterator[tuple[int, tuple[BenchmarkRun, DecodingSettings, Named]]]:
-    """Yield the measurements in order: systems take turns on the same work and decoding."""
-    for number in range(1, request.rounds + 1):
-        for work in request.works:
-            for decoding in request.decodings:
-                for named in request.systems:
-                    yield number, (work, decoding, named)
-
-
-def told(entry: dict[str, Any]) -> str:
+def format_measurement(entry: dict[str, Any]) -> str:
     if "error" in entry:
         return f": failed, {entry['error']}"
     own = entry.get("own_mb")
@@ -126,156 +117,110 @@ def told(entry: dict[str, Any]) -> str:
     return f": {entry['seconds']:.1f} s, {memory}"
 
 
-def measured(
-    named: Named,
-    weights: str,
-    decoding: DecodingSettings,
-    groups: list[list[str]],
-    request: Request,
-) -> dict[str, Any]:
-    """Measure a system in a worker process; return its result, or its error."""
-    job = {
-        "system": str(named),
-        "weights": weights,
-        "model_dir": request.model_dir,
-        "threads": request.threads,
-        "decoding": asdict(decoding),
-        "groups": groups,
-        "begun": time.monotonic(),
-    }
-    return in_process("asrmask.benchmark.worker", job, request.threads)
-
-
-def in_process(module: str, job: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Run a module in a separate process with a job; return the last line it prints, parsed."""
-    number = str(threads)
-    environment = {**os.environ, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+def run_module(module: str, job: dict[str, Any], threads: int) -> dict[str, Any]:
+    """Run a module with a job in a separate process; return the last line it prints, parsed."""
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    python_path = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module],
-        input=json.dumps(job),
+        input=json.dumps({**job, "threads": threads}),
         capture_output=True,
         text=True,
-        check=False,
-        env=environment,
+        env={**os.environ, **limits, "PYTHONPATH": python_path},
     )
     try:
         return json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return {"error": f"ended with exit code {done.returncode}: {last[:200]}"}
 
 
-def limits(request: Request) -> dict[str, Any]:
-    job = {"model": request.model, "model_dir": request.model_dir, "threads": request.threads}
-    return in_process("asrmask.benchmark.limits", job, request.threads)
-
-
-def scored(done: dict[str, Any], work: BenchmarkRun) -> dict[str, Any]:
+def score(measured: dict[str, Any], clip_set: ClipSet) -> dict[str, Any]:
     """Return one entry of `runs`: times, memory, texts, and errors of clips with a transcript."""
-    if "error" in done:
-        return done
-    (group,) = done.pop("groups")
-    texts = group.pop("texts")
-    found = []
-    for clip, text in zip(work.clips, texts, strict=True):
+    if "error" in measured:
+        return measured
+    (group,) = measured.pop("groups")
+    counts = []
+    for clip, text in zip(clip_set.clips, group["texts"], strict=True):
         if clip.text is not None:
             normalise = normalizer(clip.language)
-            found.append(asdict(errors(normalise(clip.text), normalise(text))))
-    return {**group, **done, "errors": found, "texts": texts}
+            counts.append(asdict(errors(normalise(clip.text), normalise(text))))
+    return {**group, **measured, "errors": counts}
 
 
-def duration_s(clip: Clip) -> float:
-    return clip.recording().duration_s
+class Runner:
+    """Runs the systems of a benchmark, each time in a separate process."""
 
+    def __init__(self, spec: BenchmarkSpec, folder: Path):
+        """folder: for weights in other formats, and for cut clips"""
+        self.spec, self.folder = spec, folder
+        self.weights = {
+            str(_without_batch(system)): prepare(system, spec.model, folder, spec.model_dir)
+            for system in spec.systems
+        }
 
-# ---------------------------------------------------------------- scaling
+    def measure(
+        self, system: Named, decoding: DecodingSettings, groups: list[list[str]]
+    ) -> dict[str, Any]:
+        """Return the result of a worker, or its error.
 
+        groups: paths of the files that are transcribed in one call
+        """
+        job: dict[str, Any] = {"system": str(system), "model_dir": self.spec.model_dir}
+        job |= {"weights": self.weights[str(_without_batch(system))], "groups": groups}
+        job |= {"decoding": asdict(decoding), "start": time.monotonic()}
+        return run_module("asrmask.benchmark.worker", job, self.spec.threads)
 
-def grown(
-    axis: str, request: Request, weights: dict[str, str], folder: Path
-) -> Iterator[dict[str, Any]]:
-    """Measure along one axis: clip length, file length, or batch size."""
-    if axis == "batch":
-        yield from _batches(request, folder)
-        return
-    decoding = DecodingSettings(language=request.works[0].language)
-    samples = np.concatenate([load_audio(clip.path) for clip in request.works[0].clips])
-    if axis == "clip":
-        groups = [
-            [str(path) for path in cut(samples, seconds, folder)]
-            for seconds in CLIP_S
-            if seconds * SAMPLE_RATE <= len(samples)
-        ]
-        for named in request.systems:
-            done = measured(named, weights[str(named)], decoding, groups, request)
-            if "error" in done:
-                yield {"axis": axis, "system": str(named), "size": 0, "error": done["error"]}
+    def measure_scaling(self, axis: str) -> Iterator[dict[str, Any]]:
+        """Measure along one axis: clip length, file length, or batch size."""
+        decoding = DecodingSettings(language=self.spec.clip_sets[0].language)
+        for system, sizes, groups in self._scaling_jobs(axis):
+            measured = self.measure(system, decoding, groups)
+            label = _without_batch(system) if axis == "batch" else system
+            entry = {"axis": axis, "system": str(label)}
+            if "error" in measured:
+                yield {**entry, "size": sizes[0], "error": measured["error"]}
                 continue
-            for seconds, group in zip(CLIP_S, done["groups"], strict=False):
-                yield _entry(axis, named, seconds, group["seconds"] / N_CUT, group, done)
-        return
-    for minutes in FILE_MINUTES:
-        if minutes > request.longest_min:
-            break
-        path = folder / f"{minutes}.wav"
-        path.write_bytes(as_wav(np.resize(samples, minutes * 60 * SAMPLE_RATE)))
-        for named in request.systems:
-            if not (named.name == "asrmask" or minutes <= 10):
-                continue  # the others scale the same way: measuring hours adds nothing
-            done = measured(named, weights[str(named)], decoding, [[str(path)]], request)
-            if "error" in done:
-                yield {"axis": axis, "system": str(named), "size": minutes, "error": done["error"]}
-                continue
-            (group,) = done["groups"]
-            yield _entry(axis, named, minutes, group["seconds"], group, done)
-        path.unlink()
+            memory = {name: measured[name] for name in ("peak_mb", "own_mb")}
+            for size, group in zip(sizes, measured["groups"], strict=True):
+                seconds = group["seconds"] / (N_CUT if axis == "clip" else 1)
+                yield {**entry, "size": size, "seconds": seconds, "parts": group["parts"], **memory}
+
+    def _scaling_jobs(self, axis: str) -> Iterator[tuple[Named, Sequence[float], list[list[str]]]]:
+        """Yield each process of an axis: system, sizes, and the files of each size."""
+        clip_set, systems = self.spec.clip_sets[0], self.spec.systems
+        if axis == "batch":
+            batched = [system for system in systems if "batch" in KINDS[system.name].options]
+            distinct = {str(system): system for system in map(_without_batch, batched)}
+            for size, system in product(BATCHES, distinct.values()):
+                options = {**system.options, "batch": str(size)}
+                yield Named(system.name, options), [size], [clip_set.paths]
+            return
+        samples = np.concatenate([load_audio(clip.path) for clip in clip_set.clips])
+        if axis == "clip":
+            lengths = [length for length in CLIP_S if length * SAMPLE_RATE <= len(samples)]
+            groups = [[str(path) for path in cut(samples, s, self.folder)] for s in lengths]
+            for system in systems:
+                yield system, lengths, groups
+            return
+        for minutes in (m for m in FILE_MINUTES if m <= self.spec.longest_min):
+            path = self.folder / f"{minutes}.wav"
+            path.write_bytes(as_wav(np.resize(samples, minutes * 60 * SAMPLE_RATE)))
+            for system in systems:
+                if system.name == "asrmask" or minutes <= OTHERS_MINUTES:
+                    yield system, [minutes], [[str(path)]]
+            path.unlink()
 
 
-def _batches(request: Request, folder: Path) -> Iterator[dict[str, Any]]:
-    work = request.works[0]
-    paths = [str(clip.path) for clip in work.clips]
-    able = [named for named in request.systems if "batch" in KINDS[named.name].options]
-    for size in BATCHES:
-        for one in {str(Named(n.name, {**n.options, "batch": "1"})): n for n in able}.values():
-            named = Named(one.name, {**one.options, "batch": str(size)})
-            weights = prepare(named, request.model, folder, request.model_dir)
-            done = measured(
-                named, weights, DecodingSettings(language=work.language), [paths], request
-            )
-            label = Named(one.name, {k: v for k, v in one.options.items() if k != "batch"})
-            if "error" in done:
-                yield {"axis": "batch", "system": str(label), "size": size, "error": done["error"]}
-                continue
-            (group,) = done["groups"]
-            yield _entry("batch", label, size, group["seconds"], group, done)
-
-
-def _entry(
-    axis: str,
-    named: Named,
-    size: float,
-    seconds: float,
-    group: dict[str, Any],
-    done: dict[str, Any],
-) -> dict[str, Any]:
-    return {
-        "axis": axis,
-        "system": str(named),
-        "size": size,
-        "seconds": seconds,
-        "parts": group["parts"],
-        "peak_mb": done["peak_mb"],
-        "own_mb": done["own_mb"],
-    }
+def _without_batch(system: Named) -> Named:
+    return Named(system.name, {k: v for k, v in system.options.items() if k != "batch"})
 
 
 def cut(samples: np.ndarray, seconds: float, folder: Path) -> list[Path]:
     """Write clips of that length, evenly spaced over the samples; return their paths."""
     n = int(seconds * SAMPLE_RATE)
-    starts = np.linspace(0, len(samples) - n, N_CUT).astype(int)
     paths = [folder / f"clip-{seconds}-{i}.wav" for i in range(N_CUT)]
-    for path, start in zip(paths, starts, strict=True):
+    for path, start in zip(paths, np.linspace(0, len(samples) - n, N_CUT, dtype=int), strict=True):
         path.write_bytes(as_wav(samples[start : start + n]))
     return paths
 
@@ -283,21 +228,19 @@ def cut(samples: np.ndarray, seconds: float, folder: Path) -> list[Path]:
 # ---------------------------------------------------------------- files
 
 
-def about(request: Request) -> dict[str, Any]:
+def describe(spec: BenchmarkSpec) -> dict[str, Any]:
     """Describe the machine, the packages and the settings of a benchmark."""
     packages = {}
-    for name in ("torch", *(KINDS[named.name].install for named in request.systems)):
+    for name in ("torch", *(KINDS[system.name].install for system in spec.systems)):
         try:
             packages[name] = version(name)
         except PackageNotFoundError:
             packages[name] = "unknown"
     return {
-        "command": request.command,
+        "command": spec.command,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "asrmask": __version__,
-        "model": request.model,
-        "threads": request.threads,
-        "rounds": request.rounds,
+        **{name: getattr(spec, name) for name in ("model", "threads", "rounds")},
         "processor": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -308,14 +251,13 @@ def about(request: Request) -> dict[str, Any]:
 def processor() -> str:
     """Return the processor's name and its vector instruction sets."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor() or platform.machine()
-    facts = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    facts = {key.strip(): value.strip() for key, value in facts.items()}
-    flags = set(facts.get("flags", "").split())
-    able = [name for name in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if name in flags]
-    return f"{facts.get('model name', platform.machine())} ({', '.join(able)})"
+    name = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    words = set(text.split())
+    flags = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if flag in words]
+    return f"{name[1] if name else platform.machine()} ({', '.join(flags)})"
 
 
 def save(result: dict[str, Any], out: Path) -> None:
@@ -330,25 +272,49 @@ def read(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BenchError(f"{path}: {error.strerror}, expected a benchmark") from None
+        raise AsrmaskError(f"{path}: {error.strerror}, expected a benchmark") from None
     except (ValueError, RecursionError) as error:
-        raise BenchError(f"{path}: expected the JSON of a benchmark, got {error}") from None
+        raise AsrmaskError(f"{path}: expected the JSON of a benchmark, got {error}") from None
     if not isinstance(result, dict) or not {"about", "runs", "works"} <= set(result):
-        raise BenchError(f"{path}: expected the JSON of a benchmark, got another")
+        raise AsrmaskError(f"{path}: expected the JSON of a benchmark, got another")
     return result
 
 
-def mixed(works: Sequence[BenchmarkRun], n_each: int) -> BenchmarkRun:
-    """Interleave clips of all works, like a folder of mixed recordings."""
-    several = [sampled(work.clips, n_each) for work in works]
-    turns = zip_longest(*several)
-    return BenchmarkRun("mixed", [clip for turn in turns for clip in turn if clip is not None])
+def parse_decoding(text: str) -> DecodingSettings:
+    """Parse `greedy` or `beamN`."""
+    size = text.removeprefix("beam")
+    if text == "greedy":
+        return DecodingSettings()
+    if not text.startswith("beam") or not size.isdecimal() or int(size) < 1:
+        raise OptionError(f"--settings must be of greedy, beam5, …, got {text!r}")
+    return DecodingSettings(beam_size=int(size))
 
 
-def sampled(clips: Sequence[Clip], most: int | None) -> list[Clip]:
-    """Return at most that many clips, evenly spaced over the list."""
-    if most is None or most >= len(clips):
+def read_clip_sets(sources: list[Path], most: int | None, mixed: int | None) -> list[ClipSet]:
+    """Read data sets, each with at most `most` clips; add one with `mixed` clips of each."""
+    clip_sets = []
+    for source in sources:
+        clips = sample(corpus.read(source), most)
+        if missing := [clip for clip in clips if not os.path.isfile(clip.path)]:
+            raise OptionError(f"{source}: no such file: {missing[0].path}")
+        clip_sets.append(ClipSet(source.name if source.is_dir() else source.stem, clips))
+    if mixed is not None:
+        clip_sets.append(mix(clip_sets, mixed))
+    if len({clip_set.name for clip_set in clip_sets}) < len(clip_sets):
+        raise OptionError("data sets must have different names, got the same twice")
+    return clip_sets
+
+
+def mix(clip_sets: Sequence[ClipSet], n_each: int) -> ClipSet:
+    """Interleave n_each clips of every set, like a folder of mixed recordings."""
+    turns = zip_longest(*(sample(clip_set.clips, n_each) for clip_set in clip_sets))
+    return ClipSet("mixed", [clip for turn in turns for clip in turn if clip is not None])
+
+
+def sample(clips: Sequence[Clip], n: int | None) -> list[Clip]:
+    """Return at most n clips, evenly spaced over the list."""
+    if n is None or n >= len(clips):
         return list(clips)
-    if most < 1:
-        raise OptionError(f"clips of a data set must be 1 or more, got {most}")
-    return [clips[i * len(clips) // most] for i in range(most)]
+    if n < 1:
+        raise OptionError(f"clips of a data set must be 1 or more, got {n}")
+    return [clips[i * len(clips) // n] for i in range(n)]

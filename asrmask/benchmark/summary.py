@@ -1,412 +1,319 @@
-"""The results of a benchmark: medians, ratios and fits, as numbers and as Markdown."""
+"""Results of a benchmark: medians, ratios and fits, and the tables of its report."""
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 
+from asrmask.errors import counted
 from asrmask.evaluation.score import Errors, difference_interval, total
+from asrmask.reporting.tables import markdown as markdown_table
 
 REFERENCE = "openai-whisper"  # ratios are relative to it, or else to the first system
+EXACT = "asrmask"  # float32 with full padding, as openai-whisper computes
+AXES = {  # of scaling: name with unit, unit of the slope
+    "clip": ("length of a clip, s", "s of audio"),
+    "file": ("length of a file, minutes", "minute of audio"),
+    "batch": ("windows in a batch", "window more"),
+}
+HEADINGS = (
+    *("system", "WER %", "seconds, median (range)", "× real time", "times as fast"),
+    *("peak RSS MB", "own MB", "first text from cold, s", "one clip, warm, ms"),
+    "audio / Mel / enc / dec, s",
+)
+NO_DATA = "no data"
+Run = dict[str, Any]  # an entry of `runs` in bench.json
+Key = tuple[str, str, str]  # work (name of the clip set), decoding, system
+Numbers = Sequence[float] | np.ndarray
 
 
-@dataclass(frozen=True)
-class Line:
-    """One system on one set of clips, over all rounds."""
+class SystemResult:
+    """One system on one set of clips, over all rounds. Numbers are None if every round failed."""
 
-    system: str
-    work: str
-    decoding: str
-    seconds: list[float]  # one per round
-    audio_s: float
-    ratios: list[float]  # how many times as fast as the reference, one per round
-    peak_mb: float | None  # peak resident memory (RSS)
-    own_mb: float | None  # the same without pages shared with other processes; None: unknown
-    first_text_s: float | None  # from the start of the process
-    alone_s: float | None  # one clip by itself, warm
-    parts: dict[str, float]
-    errors: Errors | None
-    failed: str | None = None
-
-    @property
-    def median_s(self) -> float | None:
-        return statistics.median(self.seconds) if self.seconds else None
-
-    @property
-    def times_real_time(self) -> float | None:
-        return self.audio_s / self.median_s if self.median_s else None
-
-    @property
-    def ratio(self) -> float | None:
-        return statistics.median(self.ratios) if self.ratios else None
-
-
-def reference_of(result: dict[str, Any]) -> str:
-    systems = list(dict.fromkeys(run["system"] for run in result["runs"]))
-    return REFERENCE if REFERENCE in systems or not systems else systems[0]
-
-
-def lines(result: dict[str, Any]) -> list[Line]:
-    """Return a line for each work, decoding and system, in the order of the runs."""
-    runs = result["runs"]
-    keys = list(dict.fromkeys((r["work"], r["decoding"], r["system"]) for r in runs))
-    reference = reference_of(result)
-    base = {
-        (r["work"], r["decoding"], r["round"]): r["seconds"]
-        for r in runs
-        if r["system"] == reference and "seconds" in r
-    }
-    found = []
-    for work, decoding, system in keys:
-        mine = [
-            r for r in runs if (r["work"], r["decoding"], r["system"]) == (work, decoding, system)
-        ]
-        good = [r for r in mine if "seconds" in r]
-        failed = next((r["error"] for r in mine if "error" in r), None)
-        known = [Errors(**e) for e in good[0]["errors"]] if good else []
+    def __init__(self, key: Key, runs: list[Run], reference: list[Run], audio_s: float):
+        """
+        reference: the runs of the reference system
+        audio_s:   length of all clips
+        """
+        good = [run for run in runs if "seconds" in run]
+        self.key = self.work, self.decoding, self.system = key
+        self.failed = next((run["error"] for run in runs if "error" in run), None)
+        self.seconds = [run["seconds"] for run in good]  # one per round
+        self.median_s = _median(self.seconds)
+        self.times_real_time = audio_s / self.median_s if self.median_s else None
+        pairs = pair_rounds(good, reference)
+        # how many times as fast as the reference, one per round
+        self.ratios = [other["seconds"] / run["seconds"] for run, other in pairs]
+        self.ratio = _median(self.ratios)
+        self.peak_mb = max((run["peak_mb"] for run in good), default=None)  # resident memory (RSS)
+        # the same without pages shared with other processes; None: unknown
+        own_mb = [run["own_mb"] for run in good if run.get("own_mb") is not None]
+        self.own_mb = max(own_mb, default=None)
+        self.first_text_s = _median([run["first_text_s"] for run in good])  # from process start
+        self.alone_s = _median([s for run in good for s in run["alone_s"]])  # one clip, warm
         names = good[0]["parts"] if good else {}
-        found.append(
-            Line(
-                system,
-                work,
-                decoding,
-                [r["seconds"] for r in good],
-                result["works"][work]["seconds"],
-                [
-                    base[work, decoding, r["round"]] / r["seconds"]
-                    for r in good
-                    if (work, decoding, r["round"]) in base
-                ],
-                max((r["peak_mb"] for r in good), default=None),
-                _most([r.get("own_mb") for r in good]),
-                _median([r["first_text_s"] for r in good]),
-                _median([s for r in good for s in r["alone_s"]]),
-                {name: statistics.median(r["parts"][name] for r in good) for name in names},
-                total(known) if known else None,
-                failed,
-            )
-        )
-    return found
+        self.parts = {name: statistics.median(r["parts"][name] for r in good) for name in names}
+        errors = [Errors(**e) for e in good[0]["errors"]] if good else []
+        self.errors = total(errors) if errors else None
 
 
 def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _most(values: Sequence[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+def reference_of(result: dict[str, Any]) -> str:
+    """Return the name of the system that ratios are relative to."""
+    systems = [run["system"] for run in result["runs"]]
+    return REFERENCE if REFERENCE in systems or not systems else systems[0]
 
 
-def ratios(result: dict[str, Any], system: str) -> dict[tuple[str, str, str], dict[str, float]]:
-    """Compare a system with each other one: (work, decoding, other) → quantity → ratio.
+def group_runs(result: dict[str, Any]) -> dict[Key, list[Run]]:
+    """Return the rounds of each (work, decoding, system), in the order of the benchmark."""
+    groups: dict[Key, list[Run]] = {}
+    for run in result["runs"]:
+        groups.setdefault((run["work"], run["decoding"], run["system"]), []).append(run)
+    return groups
+
+
+def pair_rounds(runs: list[Run], others: list[Run]) -> list[tuple[Run, Run]]:
+    """Pair the runs of two systems in the same round, where neither failed."""
+    by_round = {run["round"]: run for run in others if "seconds" in run}
+    return [(r, by_round[r["round"]]) for r in runs if "seconds" in r and r["round"] in by_round]
+
+
+def system_results(result: dict[str, Any]) -> list[SystemResult]:
+    """Summarise the rounds of each work, decoding and system, in the order of the benchmark."""
+    groups, reference, works = group_runs(result), reference_of(result), result["works"]
+    return [
+        SystemResult(key, runs, groups.get((*key[:2], reference), []), works[key[0]]["seconds"])
+        for key, runs in groups.items()
+    ]
+
+
+def ratios(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Compare each setting of asrmask with each other system: medians of the ratios in a round.
 
     throughput: how many times as fast
     alone:      the same, for one clip, warm
     memory:     its peak as a share of the other's
-
-    Each is the median over rounds of the ratio within a round.
     """
-    runs = {
-        (r["work"], r["decoding"], r["system"], r["round"]): r
-        for r in result["runs"]
-        if "seconds" in r
-    }
-    found: dict[tuple[str, str, str], dict[str, list[float]]] = {}
-    for (work, decoding, other, number), theirs in runs.items():
-        mine = runs.get((work, decoding, system, number))
-        if mine is None or other == system:
-            continue
-        told = found.setdefault((work, decoding, other), {})
-        told.setdefault("throughput", []).append(theirs["seconds"] / mine["seconds"])
-        alone = statistics.median(theirs["alone_s"]) / statistics.median(mine["alone_s"])
-        told.setdefault("alone", []).append(alone)
-        told.setdefault("memory", []).append(mine["peak_mb"] / theirs["peak_mb"])
-    return {
-        key: {name: statistics.median(values) for name, values in told.items()}
-        for key, told in found.items()
-    }
+    median = statistics.median
+    groups = group_runs(result)
+    rows = []
+    for system in dict.fromkeys(name for _, _, name in groups if name.startswith("asrmask")):
+        for (work, decoding, other), runs in groups.items():
+            pairs = pair_rounds(groups.get((work, decoding, system), []), runs)
+            if other == system or not pairs:
+                continue
+            row: Run = {"work": work, "decoding": decoding, "system": system, "other": other}
+            row["throughput"] = median(b["seconds"] / a["seconds"] for a, b in pairs)
+            row["alone"] = median(median(b["alone_s"]) / median(a["alone_s"]) for a, b in pairs)
+            row["memory"] = median(a["peak_mb"] / b["peak_mb"] for a, b in pairs)
+            rows.append(row)
+    return rows
 
 
-# ---------------------------------------------------------------- fits
+def wer_difference(
+    result: dict[str, Any], works: Sequence[str], decoding: str, system: str
+) -> tuple[str, str, str] | None:
+    """Format WER % of a system and of the exact one on some works, and the difference.
 
-
-@dataclass(frozen=True)
-class Fit:
-    """A linear fit, seconds ≈ fixed + each · size, and the exponent of a power law.
-
-    The linear fit is by least squares on relative errors.
+    The difference has its 95 % interval, paired, by speaker or clip. None: not measured.
     """
+    errors: dict[str, list[Errors]] = {system: [], EXACT: []}
+    groups = group_runs(result)
+    for work, name in product(works, errors):
+        measured = [r["errors"] for r in groups.get((work, decoding, name), []) if r.get("errors")]
+        if not measured:
+            return None
+        errors[name] += [Errors(**e) for e in measured[0]]
+    blocks = [speaker for work in works for speaker in result["works"][work]["speakers"]]
+    wer, exact = 100 * total(errors[system]).wer, 100 * total(errors[EXACT]).wer
+    low, high = (100 * x for x in difference_interval(errors[system], errors[EXACT], blocks))
+    return f"{wer:.2f}", f"{exact:.2f}", f"{wer - exact:+.2f} ({low:+.2f} … {high:+.2f})"
 
-    fixed: float
-    each: float
-    slope: float  # of log seconds over log size: 1 is proportional, 0 is constant
 
-    def at(self, size: float) -> float:
-        return self.fixed + self.each * size
+def fit(sizes: Numbers, seconds: Numbers) -> tuple[float, float, float] | None:
+    """Fit seconds ≈ fixed + each · size, by least squares on relative errors.
 
-
-def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Fit | None:
-    """Fit measurements; None if there are fewer than three.
+    Returns fixed, each, and the slope of log seconds over log size: 1 is proportional, 0 constant.
+    None if there are fewer than three measurements.
 
     >>> fit([1, 2, 4], [3, 5, 9])
-    Fit(fixed=1.0, each=2.0, slope=0.79)
+    (1.0, 2.0, 0.79)
     """
     if len(sizes) < 3:
         return None
-    x, y = np.asarray(sizes, float), np.asarray(seconds, float)
-    design = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
-    fixed, each = np.linalg.lstsq(design, np.ones_like(y), rcond=None)[0]
-    slope = np.polyfit(np.log(x), np.log(y), 1)[0]
-    return Fit(round(float(fixed), 6), round(float(each), 6), round(float(slope), 2))
+    each, fixed = np.polyfit(sizes, seconds, 1, w=1 / np.asarray(seconds))
+    slope, _ = np.polyfit(np.log(sizes), np.log(seconds), 1)
+    return round(float(fixed), 6), round(float(each), 6), round(float(slope), 2)
 
 
-def grown(result: dict[str, Any], axis: str) -> dict[str, tuple[list[float], list[float]]]:
-    """Return for each system the sizes along an axis, and the seconds for each size."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
+def scaling_points(result: dict[str, Any], axis: str) -> dict[str, dict[float, float]]:
+    """Return for each system the seconds at each size along an axis: system → size → seconds."""
+    points: dict[str, dict[float, float]] = {}
     for entry in result.get("scaling", []):
         if entry["axis"] == axis and "seconds" in entry:
-            sizes, seconds = found.setdefault(entry["system"], ([], []))
-            sizes.append(entry["size"])
-            seconds.append(entry["seconds"])
-    return found
+            points.setdefault(entry["system"], {})[entry["size"]] = entry["seconds"]
+    return points
 
 
-AXES = {
-    "clip": ("length of a clip, s", "s of audio"),
-    "file": ("length of a file, minutes", "minute of audio"),
-    "batch": ("windows in a batch", "window more"),
-}
+# ---------------------------------------------------------------- tables
 
 
-# ---------------------------------------------------------------- Markdown
+@dataclass(frozen=True)
+class ReportTable:
+    """A table of the report, with a sentence above it."""
 
-HEADINGS = (
-    *("system", "WER %", "seconds, median (range)", "× real time", "times as fast"),
-    *("peak RSS MB", "own MB", "first text from cold, s", "one clip, warm, ms"),
-    "audio / Mel / enc / dec, s",
-)
+    title: str
+    headings: Sequence[str]
+    rows: list[list[str]]
+    note: str = ""
+
+
+def report_tables(result: dict[str, Any]) -> list[ReportTable]:
+    """Return the tables of the report that have rows or a note, in order."""
+    tables = [
+        ReportTable(title, HEADINGS, [cells(one) for one in several])
+        for title, several in results_by_title(result).items()
+    ]
+    tables += [_ratio_table(result), _wer_table(result), _limits_table(result)]
+    tables += [_scaling_table(result, axis) for axis in AXES]
+    return [table for table in tables if table.rows or table.note]
+
+
+def results_by_title(result: dict[str, Any]) -> dict[str, list[SystemResult]]:
+    """Group the results by work and decoding, under a title for each."""
+    groups: dict[str, list[SystemResult]] = {}
+    for one in system_results(result):
+        work = result["works"][one.work]
+        title = f"{one.work}: {work['clips']} files, {work['seconds']:.1f} s, {one.decoding}"
+        groups.setdefault(title, []).append(one)
+    return groups
 
 
 def format_median(values: Sequence[float]) -> str:
     """Format a median and, if values differ, their range: 8.56 (8.41 … 8.70)."""
     if not values:
-        return "no data"
+        return NO_DATA
     text = f"{statistics.median(values):.2f}"
     return text if min(values) == max(values) else f"{text} ({min(values):.2f} … {max(values):.2f})"
 
 
-def format_rounds(n: int) -> str:
-    return "1 round" if n == 1 else f"{n} rounds"
-
-
-def cells(line: Line) -> list[str]:
-    """Format a line as the cells of a table; "no data" where a value is missing."""
-    if line.median_s is None:
-        return [line.system, f"failed: {line.failed}", *["no data"] * (len(HEADINGS) - 2)]
-    parts = [line.parts.get(p, 0.0) for p in ("audio", "spectrogram", "encoder", "decoder")]
-    split = " / ".join(f"{s:.2f}" for s in parts) if parts[2] > 0 else f"{parts[0]:.2f} / no data"
+def cells(result: SystemResult) -> list[str]:
+    """Format a result as a row of a table; "no data" where a value is missing."""
+    if not result.seconds:
+        return [result.system, f"failed: {result.failed}", *[NO_DATA] * (len(HEADINGS) - 2)]
+    parts = [result.parts.get(p, 0.0) for p in ("audio", "spectrogram", "encoder", "decoder")]
     return [
-        line.system,
-        "no data" if line.errors is None else f"{100 * line.errors.wer:.2f}",
-        format_median(line.seconds),
-        f"{line.times_real_time:.1f}",
-        format_median(line.ratios),
-        f"{line.peak_mb:.0f}",
-        "no data" if line.own_mb is None else f"{line.own_mb:.0f}",
-        f"{line.first_text_s:.1f}",
-        f"{1000 * (line.alone_s or 0):.0f}",
-        split,
+        result.system,
+        NO_DATA if result.errors is None else f"{100 * result.errors.wer:.2f}",
+        format_median(result.seconds),
+        f"{result.times_real_time:.1f}",
+        format_median(result.ratios),
+        f"{result.peak_mb:.0f}",
+        NO_DATA if result.own_mb is None else f"{result.own_mb:.0f}",
+        f"{result.first_text_s:.1f}",
+        f"{1000 * (result.alone_s or 0):.0f}",
+        " / ".join(f"{s:.2f}" for s in parts) if parts[2] > 0 else f"{parts[0]:.2f} / {NO_DATA}",
     ]
 
 
-def tables(result: dict[str, Any]) -> list[tuple[str, list[Line]]]:
-    """Return the title and lines of a table for each work and decoding."""
-    found: dict[tuple[str, str], list[Line]] = {}
-    for line in lines(result):
-        found.setdefault((line.work, line.decoding), []).append(line)
-    told = []
-    for (work, decoding), several in found.items():
-        about = result["works"][work]
-        title = f"{work}: {about['clips']} files, {about['seconds']:.1f} s, {decoding}"
-        told.append((title, several))
-    return told
+def _ratio_table(result: dict[str, Any]) -> ReportTable:
+    title = "asrmask compared with the other systems"
+    headings = ("data set", "asrmask", "other system", "times as fast", "one clip", "memory share")
+    rows = []
+    for row in ratios(result):
+        numbers = [f"{row[name]:.2f}" for name in ("throughput", "alone", "memory")]
+        rows.append([f"{row['work']}, {row['decoding']}", row["system"], row["other"], *numbers])
+    return ReportTable(title, headings, rows)
+
+
+def _wer_table(result: dict[str, Any]) -> ReportTable:
+    """Compare the WER of asrmask's faster settings with the exact one."""
+    title = "Word error rate compared with float32 and full padding"
+    headings = ("data set", "system", "WER %", "WER %, exact", "difference, 95 % interval (paired)")
+    rows = []
+    for work, decoding, system in group_runs(result):
+        if system == EXACT or not system.startswith(EXACT):
+            continue
+        if percents := wer_difference(result, [work], decoding, system):
+            rows.append([f"{work}, {decoding}", system, *percents])
+    return ReportTable(title, headings, rows)
+
+
+def _limits_table(result: dict[str, Any]) -> ReportTable:
+    title = "Limits of the machine"
+    headings = ("part of asrmask", "least ms", "takes ms", "share reached")
+    machine = result.get("machine", {})
+    if "limits" not in machine:
+        return ReportTable(title, headings, [], f"No data: {machine.get('error', 'not measured')}.")
+    limits = machine["limits"]
+    note = (
+        f"Matrix products: {limits['float32_operations']:.0f} billion operations a second in "
+        f"float32, {limits['int8_operations']:.0f} in int8. Memory: {limits['float32_bytes']:.1f} "
+        f"GB a second read as float32, {limits['int8_bytes']:.1f} as int8. The least time of a "
+        "part follows from its operations and the bytes that it reads."
+    )
+    rows = []
+    for share in machine["shares"]:
+        least, taken = (f"{1000 * share[name]:.2f}" for name in ("least_s", "taken_s"))
+        rows.append([share["part"], least, taken, f"{100 * share['reached']:.0f} %"])
+    return ReportTable(title, headings, rows, note)
+
+
+def _scaling_table(result: dict[str, Any], axis: str) -> ReportTable:
+    name, unit = AXES[axis]
+    headings = ("system", f"seconds at each {name}", "fixed s", f"s per {unit}", "slope")
+    rows = []
+    for system, points in scaling_points(result, axis).items():
+        line = fit([*points], [*points.values()])
+        fitted = [NO_DATA] * 3 if line is None else "{:.3f} {:.4f} {:.2f}".format(*line).split()
+        measured = ", ".join(f"{size:g}: {seconds:.2f}" for size, seconds in points.items())
+        rows.append([system, measured, *fitted])
+    return ReportTable(f"Cost against the {name.split(',')[0]}", headings, rows)
 
 
 def markdown(result: dict[str, Any]) -> str:
+    """Return the report of a benchmark as Markdown."""
     about = result["about"]
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
+    rounds = counted(about["rounds"], "round")
     out = [
-        f"# {about['model']} on {about['threads']} threads of {about['processor']}",
-        "",
-        f"`{about['command']}`, {about['date']}, {format_rounds(about['rounds'])}. {packages}.",
+        f"# {about['model']} on {counted(about['threads'], 'thread')} of {about['processor']}",
+        f"\n`{about['command']}`, {about['date']}, {rounds}. {packages}.",
         f"Times as fast: as {reference_of(result)}, in the same round.",
         "Own MB: peak RSS without the pages that other processes share at the end of the run.",
     ]
-    for title, several in tables(result):
-        out += ["", f"## {title}", "", "| " + " | ".join(HEADINGS) + " |"]
-        out.append("|---" * len(HEADINGS) + "|")
-        out += ["| " + " | ".join(cells(line)) + " |" for line in several]
-    out += ["", *_ratios(result), *_limits(result), *_growth(result)]
-    return "\n".join(out).rstrip() + "\n"
+    for table in report_tables(result):
+        rows = markdown_table(table.headings, table.rows) if table.rows else ""
+        out += [f"\n{text}" for text in (f"## {table.title}", table.note, rows) if text]
+    return "\n".join(out) + "\n"
 
 
-def _ratios(result: dict[str, Any]) -> list[str]:
-    """Compare each setting of asrmask with the other systems, as Markdown."""
-    out: list[str] = []
-    for system in dict.fromkeys(r["system"] for r in result["runs"]):
-        found = ratios(result, system)
-        if not found or not system.startswith("asrmask"):
-            continue
-        out += [
-            f"## {system} beside the others",
-            "",
-            "| work | system | times the throughput | one clip, times | share of its memory |",
-            "|---|---|---|---|---|",
-        ]
-        for (work, decoding, other), told in found.items():
-            out.append(
-                f"| {work}, {decoding} | {other} | {told['throughput']:.2f} | {told['alone']:.2f} "
-                f"| {told['memory']:.2f} |"
-            )
-        out.append("")
-    return [*out, *_differences(result)]
-
-
-EXACT = "asrmask"  # float32 with all of the padding, as openai-whisper computes
-
-
-@dataclass(frozen=True)
-class WerDifference:
-    """The WER of a system and of the exact one on the same clips, as fractions."""
-
-    wer: float
-    exact: float
-    low: float  # 95 % interval of the difference, paired, by speaker or clip
-    high: float
-
-    @property
-    def points(self) -> float:
-        return 100 * (self.wer - self.exact)
-
-    def __str__(self) -> str:
-        return f"{self.points:+.2f} ({100 * self.low:+.2f} … {100 * self.high:+.2f})"
-
-
-def difference(
-    result: dict[str, Any], works: Sequence[str], decoding: str, system: str
-) -> WerDifference | None:
-    """Compare a system with the exact one on all clips of some works; None: not measured."""
-    runs = {
-        (r["work"], r["system"]): [Errors(**e) for e in r["errors"]]
-        for r in reversed(result["runs"])  # keeps the first round, as the tables do
-        if r.get("errors") and r["decoding"] == decoding
-    }
-    if any((work, name) not in runs for work in works for name in (system, EXACT)):
-        return None
-    mine, exact = ([e for work in works for e in runs[work, name]] for name in (system, EXACT))
-    blocks = [speaker for work in works for speaker in result["works"][work]["speakers"]]
-    low, high = difference_interval(mine, exact, blocks)
-    return WerDifference(total(mine).wer, total(exact).wer, low, high)
-
-
-def _differences(result: dict[str, Any]) -> list[str]:
-    """Compare the WER of asrmask's faster settings with the exact one, as Markdown."""
-    keys = dict.fromkeys((r["work"], r["decoding"], r["system"]) for r in result["runs"])
-    out = []
-    for work, decoding, system in keys:
-        if system == EXACT or not system.startswith(EXACT):
-            continue
-        found = difference(result, [work], decoding, system)
-        if found is not None:
-            out.append(
-                f"| {work}, {decoding} | {system} | {100 * found.wer:.2f} | "
-                f"{100 * found.exact:.2f} | {found} |"
-            )
-    if not out:
-        return []
-    return [
-        "## Word error rate beside float32 with all of the padding",
-        "",
-        "| work | system | WER % | WER %, exact | difference, 95 % interval (paired) |",
-        "|---|---|---|---|---|",
-        *out,
-        "",
-    ]
-
-
-def _limits(result: dict[str, Any]) -> list[str]:
-    machine = result.get("machine", {})
-    if "limits" not in machine:
-        return ["## Limits of the machine", "", f"No data: {machine.get('error', 'none')}.", ""]
-    found = machine["limits"]
-    out = [
-        "## Limits of the machine",
-        "",
-        f"Products: {found['float32_operations']:.0f} billion operations a second in float32, "
-        f"{found['int8_operations']:.0f} in int8. Reading: {found['float32_bytes']:.1f} GB a "
-        f"second of float32, {found['int8_bytes']:.1f} of int8.",
-        "",
-        "| part of asrmask | least ms | takes ms | share reached |",
-        "|---|---|---|---|",
-    ]
-    for share in machine["shares"]:
-        out.append(
-            f"| {share['part']} | {1000 * share['least_s']:.2f} | {1000 * share['taken_s']:.2f} "
-            f"| {100 * share['reached']:.0f} % |"
-        )
-    return [*out, ""]
-
-
-def _growth(result: dict[str, Any]) -> list[str]:
-    out: list[str] = []
-    for axis, (name, unit) in AXES.items():
-        found = grown(result, axis)
-        if not found:
-            continue
-        out += [
-            f"## How cost grows with the {name.split(',')[0]}",
-            "",
-            f"| system | seconds at each {name} | fixed s | s a {unit} | slope |",
-            "|---|---|---|---|---|",
-        ]
-        for system, (sizes, seconds) in found.items():
-            told = ", ".join(f"{a:g}: {b:.2f}" for a, b in zip(sizes, seconds, strict=True))
-            line = fit(sizes, seconds)
-            numbers = (
-                "no data | no data | no data"
-                if line is None
-                else f"{line.fixed:.3f} | {line.each:.4f} | {line.slope:.2f}"
-            )
-            out.append(f"| {system} | {told} | {numbers} |")
-        out.append("")
-    return out
-
-
-def against(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
-    """Compare a benchmark with an older one, line by line; above 1 is faster."""
-    before = {(x.work, x.decoding, x.system): x for x in lines(old)}
-    is_same = new["about"]["model"] == old["about"]["model"]
+def compare_benchmarks(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
+    """Compare a benchmark with an older one, system by system; above 1 is faster."""
+    before = {one.key: one for one in system_results(old)}
     out = [f"against the benchmark of {old['about']['date']} (asrmask {old['about']['asrmask']}):"]
-    machines = [r.get("machine", {}).get("limits") for r in (new, old)]
+    machines = [result.get("machine", {}).get("limits") for result in (new, old)]
     if all(machines):
         rate = machines[0]["float32_operations"] / machines[1]["float32_operations"]
         out.append(f"  machine, float32 products: {rate:.2f} times as fast")
-    for line in lines(new):
-        then = before.get((line.work, line.decoding, line.system))
-        if then is None or then.median_s is None or line.median_s is None:
+    for now in system_results(new):
+        then = before.get(now.key)
+        if then is None or then.median_s is None or now.median_s is None:
             continue
-        if not is_same or new["works"][line.work] != old["works"][line.work]:
-            out.append(
-                f"  {line.work}, {line.decoding}, {line.system}: other clips or another model"
-            )
-            continue
-        told = f"  {line.work}, {line.decoding}, {line.system}: "
-        told += f"{then.median_s / line.median_s:.2f} times as fast"
-        if line.ratio and then.ratio and reference_of(new) == reference_of(old):
-            told += f", {line.ratio / then.ratio:.2f} relative to {reference_of(new)}"
-        if line.peak_mb and then.peak_mb:
-            told += f", {line.peak_mb / then.peak_mb:.2f} of its memory"
-        out.append(told)
+        works = [(result["about"]["model"], result["works"][now.work]) for result in (new, old)]
+        if works[0] != works[1]:
+            text = "other clips or another model"
+        else:
+            text = f"{then.median_s / now.median_s:.2f} times as fast"
+            if now.ratio and then.ratio and reference_of(new) == reference_of(old):
+                text += f", {now.ratio / then.ratio:.2f} relative to {reference_of(new)}"
+            if now.peak_mb and then.peak_mb:
+                text += f", {now.peak_mb / then.peak_mb:.2f} of its memory"
+        out.append(f"  {', '.join(now.key)}: {text}")
     return out

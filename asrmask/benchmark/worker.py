@@ -12,57 +12,39 @@ from pathlib import Path
 from typing import Any
 
 from asrmask.errors import AsrmaskError, one_line
-from asrmask.systems import DecodingSettings, Named, System, load
+from asrmask.systems import DecodingSettings, Named, load
 
 N_ALONE = 5  # clips that are also timed individually
 
 
-def work(job: dict[str, Any]) -> dict[str, Any]:
+def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Load the system, transcribe one clip, then time each group of files.
 
-    job: begun (time.monotonic() when the process was started), system, weights, model_dir,
+    job: start (time.monotonic() when the process was started), system, weights, model_dir,
          threads, decoding, and groups: lists of paths
     """
-    system = load(
-        Named.parse(job["system"]),
-        job["weights"],
-        threads=job["threads"],
-        model_dir=job["model_dir"],
-    )
-    loaded_s = time.monotonic() - job["begun"]
+    options = {name: job[name] for name in ("threads", "model_dir")}
+    system = load(Named.parse(job["system"]), job["weights"], **options)
+    loaded_s = time.monotonic() - job["start"]
     decoding = DecodingSettings(**job["decoding"])
     groups = [[Path(path) for path in group] for group in job["groups"]]
     system.transcribe(groups[0][0], decoding)
-    first_text_s = time.monotonic() - job["begun"]
+    first_text_s = time.monotonic() - job["start"]
     system.transcribe(groups[0][-1], decoding)  # warm-up
     system.watch()
-    timed = [_timed(system, group, decoding) for group in groups]
-    return {
-        "loaded_s": loaded_s,
-        "first_text_s": first_text_s,
-        "groups": timed,
-        "alone_s": [_alone(system, path, decoding) for path in groups[0][:N_ALONE]],
-        "peak_mb": peak_mb(),
-        "own_mb": own_mb(),
-    }
-
-
-def _timed(system: System, paths: list[Path], decoding: DecodingSettings) -> dict[str, Any]:
-    system.timer.reset()
-    begun = time.perf_counter()
-    heard = system.transcribe_all(paths, decoding)
-    taken = time.perf_counter() - begun
-    return {
-        "seconds": taken,
-        "parts": dict(system.timer.seconds),
-        "texts": [one.text for one in heard],
-    }
-
-
-def _alone(system: System, path: Path, decoding: DecodingSettings) -> float:
-    begun = time.perf_counter()
-    system.transcribe(path, decoding)
-    return time.perf_counter() - begun
+    result: dict[str, Any] = {"loaded_s": loaded_s, "first_text_s": first_text_s}
+    result |= {"groups": [], "alone_s": []}
+    for paths in groups:
+        system.timer.reset()
+        start = time.perf_counter()
+        transcripts = system.transcribe_all(paths, decoding)
+        entry = {"seconds": time.perf_counter() - start, "parts": dict(system.timer.seconds)}
+        result["groups"].append({**entry, "texts": [one.text for one in transcripts]})
+    for path in groups[0][:N_ALONE]:
+        start = time.perf_counter()
+        system.transcribe(path, decoding)
+        result["alone_s"].append(time.perf_counter() - start)
+    return {**result, "peak_mb": peak_mb(), "own_mb": own_mb()}
 
 
 def peak_mb() -> float:
@@ -71,10 +53,8 @@ def peak_mb() -> float:
     On Linux getrusage includes the parent's peak, so /proc is tried first.
     """
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        (found,) = (line.split()[1] for line in lines if line.startswith("VmHWM"))
-        return int(found) / 1024
-    except (OSError, ValueError):
+        return _sum_kb(Path("/proc/self/status"), "VmHWM") / 1024
+    except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
@@ -87,22 +67,21 @@ def own_mb(rollup: Path = Path("/proc/self/smaps_rollup")) -> float | None:
     operating system does not report them: only Linux does.
     """
     try:
-        lines = rollup.read_text().splitlines()
+        return peak_mb() - _sum_kb(rollup, "Shared_") / 1024
     except OSError:
         return None
-    shared_kb = sum(int(line.split()[1]) for line in lines if line.startswith("Shared_"))
-    return peak_mb() - shared_kb / 1024
 
 
-def main() -> int:
+def _sum_kb(path: Path, prefix: str) -> int:
+    """Sum the sizes in the lines of a /proc file that begin with the prefix."""
+    lines = path.read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(prefix))
+
+
+if __name__ == "__main__":
     try:
-        result = work(json.load(sys.stdin))
+        result = measure(json.load(sys.stdin))
     except (AsrmaskError, RuntimeError, ImportError) as error:
         result = {"error": one_line(error)}
     print()  # ends any partial line that a library printed
     print(json.dumps(result), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

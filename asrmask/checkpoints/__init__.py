@@ -1,6 +1,8 @@
 """Model weights: a reader per file format, official names, download and verification."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ from asrmask.errors import CheckpointError, OptionError
 if TYPE_CHECKING:
     import torch
 
+    from asrmask.checkpoints import download
     from asrmask.checkpoints.checkpoint import Checkpoint
     from asrmask.transcription.api import TranscribingWhisper
 
@@ -29,8 +32,8 @@ def load_model(
 ) -> "TranscribingWhisper":
     """Load a model by official name, or from a file or folder of weights.
 
-    name:          an official name (available_models()), an OpenAI .pt file, or a folder with
-                   CTranslate2's model.bin or the hub's model.safetensors
+    name:          an official name (available_models()), an OpenAI .pt or a whisper.cpp .bin
+                   file, or a folder with CTranslate2's model.bin or the hub's model.safetensors
     device:        default: the first GPU, else the CPU
     download_root: folder for official files; default: openai-whisper's cache folder
     in_memory:     ignored, for compatibility with openai-whisper: weights are always in memory
@@ -51,8 +54,7 @@ def load_model(
         raise OptionError(f"cpu_threads must be 0 or more, got {cpu_threads}")
     if cpu_threads:
         torch.set_num_threads(cpu_threads)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
@@ -60,31 +62,28 @@ def load_model(
         raise OptionError(f"device must be one of PyTorch's, got {device} ({reason})") from None
     if compute_type == "int8" and device.type != "cpu":
         raise OptionError(f"compute_type int8 is for a CPU, got {device}: float16 is for a GPU")
-    path, checkpoint = read(name, download_root)
-    if compute_type != "int8":
-        return build(checkpoint, path, device, getattr(torch, compute_type))
-    model = build(checkpoint, path, device, None)
-    quantization.quantize(model)
+    _, checkpoint = read(name, download_root)
+    dtype = None if compute_type == "int8" else getattr(torch, compute_type)
+    model = build(checkpoint, device, dtype)
+    if compute_type == "int8":
+        quantization.quantize(model)
     return model
 
 
 def read(name: str, download_root: str | None = None) -> "tuple[Path, Checkpoint]":
-    """Read a checkpoint by name or path. Also returns the file or folder it came from."""
+    """Read and check a checkpoint by name or path. Also returns the file or folder it is from."""
     from asrmask.checkpoints import download, registry
 
     if name in available_models():
         path = registry.bundled_folder(name)
-        if path is not None:
-            got = download.sha256_of(path / "model.bin")
-            if got != registry.BUNDLED_SHA256:
-                raise CheckpointError(
-                    f"{path / 'model.bin'}: wrong content, got sha256 {got[:16]}…, "
-                    f"expected {registry.BUNDLED_SHA256[:16]}…"
-                )
-        else:
-            with _bar(name) as progress:
-                target = registry.cached_file(name, download_root)
+        if path is None:
+            target = registry.cached_file(name, download_root)
+            with _progress_bar(name) as progress:
                 path = download.fetch(registry.url(name), target, registry.sha256(name), progress)
+        else:
+            sha256 = download.sha256_of(path / "model.bin")
+            if sha256 != registry.BUNDLED_SHA256:
+                raise download.wrong_sha256(path / "model.bin", sha256, registry.BUNDLED_SHA256)
         return path, replace(_read(path), alignment_heads=registry.alignment_heads(name))
     path = Path(name)
     try:
@@ -99,36 +98,33 @@ def read(name: str, download_root: str | None = None) -> "tuple[Path, Checkpoint
 
 
 def _read(path: Path) -> "Checkpoint":
-    from asrmask.checkpoints import ctranslate2, hub, openai
+    from asrmask.checkpoints import ctranslate2, ggml, hub, openai
+    from asrmask.checkpoints.checkpoint import check, reading
 
     if path.is_file():
-        return openai.read(path)
-    if (path / "model.bin").exists():
-        return ctranslate2.read(path)
-    if (path / "config.json").exists():
-        return hub.read(path)
-    raise CheckpointError(
-        f"{path}: expected a folder with model.bin (CTranslate2) or config.json and "
-        f"model.safetensors (the hub), got neither"
-    )
+        checkpoint = ggml.read(path) if ggml.is_ggml(path) else openai.read(path)
+    elif (path / "model.bin").exists():
+        checkpoint = ctranslate2.read(path)
+    elif (path / "config.json").exists():
+        checkpoint = hub.read(path)
+    else:
+        raise CheckpointError(
+            f"{path}: expected a folder with model.bin (CTranslate2) or config.json and "
+            f"model.safetensors (the hub), got neither"
+        )
+    with reading(path, "the weights of a Whisper model"):
+        check(checkpoint)
+    return checkpoint
 
 
-class _bar:
-    """A download progress bar, shown once bytes arrive and if standard error is a terminal."""
+@contextmanager
+def _progress_bar(name: str) -> "Iterator[download.Progress]":
+    """Show a download on standard error if that is a terminal, once bytes arrive."""
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
 
-    def __init__(self, name: str):
-        self.name = name
-
-    def __enter__(self):  # type: ignore[no-untyped-def]
-        from rich.console import Console
-        from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
-
-        columns = [*Progress.get_default_columns()[:2], DownloadColumn(), TimeRemainingColumn()]
-        console = Console(file=sys.stderr)
-        self.bar = Progress(*columns, console=console, disable=not console.is_terminal)
-        task = self.bar.add_task(self.name, visible=False)
-        self.bar.start()
-        return lambda here, total: self.bar.update(task, completed=here, total=total, visible=True)
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+    columns = [*Progress.get_default_columns()[:2], DownloadColumn(), TimeRemainingColumn()]
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, visible=False)
+        yield lambda n, total: bar.update(task, completed=n, total=total, visible=True)

@@ -1,7 +1,8 @@
 """The checkpoint that all readers return, and how to build a model from it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,128 +31,114 @@ class Checkpoint:
     alignment_heads: Heads | None = None  # (layer, head); None: not in the file
 
 
+@contextmanager
+def reading(path: Path, expected: str) -> Iterator[None]:
+    """Name the file in errors. Errors other than CheckpointError mean that the file is damaged."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {one_line(error)}") from None
+    except KeyError as error:
+        raise CheckpointError(f"{path}: expected {brief(error.args[0])}, got none") from None
+    except Exception as error:  # a damaged file can raise anything
+        reason = getattr(error, "strerror", None) or one_line(error)[:200]
+        raise CheckpointError(f"{path}: damaged, expected {expected}, got {reason}") from None
+
+
 def json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds an object."""
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path}: expected a JSON file, got {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: expected JSON, got {one_line(error)}") from None
+    content = json.loads(path.read_bytes())
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(content).__name__}")
+        raise CheckpointError(f"expected a JSON object, got {type(content).__name__}")
     return content
 
 
-def dimensions_from(numbers: object, path: Path) -> ModelDimensions:
-    """Validate the dimensions listed in a file."""
-    if not isinstance(numbers, Mapping):
-        raise CheckpointError(f"{path}: expected ten dimensions, got {type(numbers).__name__}")
-    try:
-        return ModelDimensions.of(numbers)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {one_line(error)}") from None
-
-
-def heads_from(pairs: object, path: Path) -> Heads | None:
-    """Parse alignment heads from a config file: [[layer, head], …]."""
-    if pairs is None or pairs == []:
-        return None
-    try:
-        return tuple((int(layer), int(head)) for layer, head in pairs)  # type: ignore[attr-defined]
-    except (TypeError, ValueError, OverflowError):
+def read_alignment_heads(path: Path, dims: ModelDimensions) -> Heads | None:
+    """Read alignment_heads, [[layer, head], …], from a JSON file. None: no such file or entry."""
+    with reading(path, "JSON"):
+        pairs = json_object(path).get("alignment_heads") if path.exists() else None
+        if pairs is None or pairs == []:
+            return None
+        with suppress(TypeError, ValueError, OverflowError):
+            heads = tuple((int(layer), int(head)) for layer, head in pairs)
+            if all(0 <= i < dims.n_text_layer and 0 <= h < dims.n_text_head for i, h in heads):
+                return heads
         raise CheckpointError(
-            f"{path}: alignment_heads must be [[layer, head], …], got {brief(pairs)}"
-        ) from None
+            f"alignment_heads must be within {dims.n_text_layer} layers of {dims.n_text_head} "
+            f"heads, as [[layer, head], …], got {brief(pairs)}"
+        )
 
 
 def build(
-    checkpoint: Checkpoint, path: Path, device: torch.device, dtype: torch.dtype | None
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype | None
 ) -> TranscribingWhisper:
-    """Build a model, after checking that every weight is present and has the right shape.
+    """Build a model. Weights are removed from the checkpoint one by one, to save memory.
 
-    Weights are removed from the checkpoint one by one, to save memory. dtype: None: unchanged
+    dtype: None: unchanged
     """
-    dims, weights = checkpoint.dims, checkpoint.weights
-    check(weights, dims, path)
+    weights = checkpoint.weights
     with torch.device("meta"):  # shapes only: the weights follow
-        model = TranscribingWhisper(dims)
-    contiguous = torch.contiguous_format
-    # copy, because the file may be memory-mapped
+        model = TranscribingWhisper(checkpoint.dims)
     converted = {
-        name: weights.pop(name).detach().to(device, dtype, copy=True, memory_format=contiguous)
+        # copy, because the file may be memory-mapped
+        name: weights.pop(name).detach().to(device, dtype, copy=True).contiguous()
         for name in list(weights)
     }
     model.load_state_dict(converted, assign=True)
-    model.requires_grad_(False).eval()
-    heads = checkpoint.alignment_heads
-    if heads is not None:
-        if any(not (0 <= i < dims.n_text_layer and 0 <= h < dims.n_text_head) for i, h in heads):
-            raise CheckpointError(
-                f"{path}: alignment heads must be within {dims.n_text_layer} layers of "
-                f"{dims.n_text_head} heads, got {brief(heads)}"
-            )
-        model.alignment_heads = heads
-    return model
+    if checkpoint.alignment_heads is not None:
+        model.alignment_heads = checkpoint.alignment_heads
+    return model.requires_grad_(False).eval()
 
 
-def check(weights: Mapping[str, Tensor], dims: ModelDimensions, path: Path) -> None:
+def check(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError if the weights do not fit the dimensions.
 
     Each dimension is compared with a weight's shape before anything is computed or allocated from
     it, because a damaged file can contain any number.
     """
-    audio, text = dims.n_audio_state, dims.n_text_state
-    _check_shapes(
-        weights,
-        {
-            "encoder.conv1.weight": (audio, dims.n_mels, 3),
-            "encoder.positional_embedding": (dims.n_audio_ctx, audio),
-            "decoder.token_embedding.weight": (dims.n_vocab, text),
-            "decoder.positional_embedding": (dims.n_text_ctx, text),
-        },
-        path,
-    )
+    dims, weights = checkpoint.dims, checkpoint.weights
+    width = dims.n_audio_state
+    shapes: dict[str, tuple[int, ...]] = {
+        "encoder.conv1.weight": (width, dims.n_mels, 3),
+        "encoder.positional_embedding": (dims.n_audio_ctx, width),
+        "decoder.token_embedding.weight": (dims.n_vocab, width),
+        "decoder.positional_embedding": (dims.n_text_ctx, width),
+    }
+    _check_shapes(weights, shapes)
     n_layers = {"encoder": dims.n_audio_layer, "decoder": dims.n_text_layer}
     for part, n_layer in n_layers.items():
         start = f"{part}.blocks."
-        layers = {name.split(".")[2] for name in weights if name.startswith(start)}
-        if len(layers) != n_layer:
-            raise CheckpointError(
-                f"{path}: expected {n_layer} {part} layers, got weights of {len(layers)}"
-            )
+        n_found = len({name.split(".")[2] for name in weights if name.startswith(start)})
+        if n_found != n_layer:
+            raise CheckpointError(f"expected {n_layer} {part} layers, got weights of {n_found}")
     # build one encoder and one decoder layer; the others have the same shapes
     with torch.device("meta"):
-        sketch = TranscribingWhisper(replace(dims, n_audio_layer=1, n_text_layer=1)).state_dict()
+        small = TranscribingWhisper(replace(dims, n_audio_layer=1, n_text_layer=1)).state_dict()
     expected = {
         name.replace(".blocks.0.", f".blocks.{i}."): tuple(weight.shape)
-        for name, weight in sketch.items()
+        for name, weight in small.items()
         for i in range(n_layers[name.split(".")[0]] if ".blocks." in name else 1)
     }
     if extra := sorted(set(weights) - set(expected)):
         raise CheckpointError(
-            f"{path}: expected {len(expected)} weights, got {len(weights)}, "
+            f"expected {len(expected)} weights, got {len(weights)}, "
             f"the first too many {brief(extra[0])}"
         )
-    _check_shapes(weights, expected, path)
+    _check_shapes(weights, expected)
 
 
-def _check_shapes(
-    weights: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], path: Path
-) -> None:
+def _check_shapes(weights: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
     if missing := sorted(set(expected) - set(weights)):
         raise CheckpointError(
-            f"{path}: expected {missing[0]}, got none ({len(missing)} weights are missing)"
+            f"expected {missing[0]}, got none ({len(missing)} weights are missing)"
         )
     for name, shape in expected.items():
         weight = weights[name]
         if weight.layout != torch.strided or weight.is_meta or weight.dtype not in DTYPES:
             raise CheckpointError(
-                f"{path}: {name} must hold floats, got {weight.dtype} on {weight.device}, "
-                f"{weight.layout}"
+                f"{name} must hold floats, got {weight.dtype} on {weight.device}, {weight.layout}"
             )
         if tuple(weight.shape) != shape:
             raise CheckpointError(
-                f"{path}: {name} has the wrong shape, got {brief(tuple(weight.shape))}, "
-                f"expected {shape}"
+                f"{name} has the wrong shape, got {brief(tuple(weight.shape))}, expected {shape}"
             )

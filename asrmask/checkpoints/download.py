@@ -21,6 +21,12 @@ TIMEOUT_S = 30
 Progress = Callable[[int, int | None], None]
 
 
+def wrong_sha256(source: object, got: str, expected: str) -> CheckpointError:
+    return CheckpointError(
+        f"{source}: wrong content, got sha256 {got[:16]}…, expected {expected[:16]}…"
+    )
+
+
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         digest = hashlib.sha256()
@@ -36,15 +42,17 @@ def fetch(url: str, target: Path, sha256: str, progress: Progress | None = None)
     it with the suffix .part, and the next call resumes them.
     """
     try:
-        if _is_whole(target, sha256):  # before the lock: the folder may be read-only
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return _locked(url, target, sha256, progress)
+        if not _is_complete(target, sha256):  # before the lock: the folder may be read-only
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{target}.lock"):
+                if not _is_complete(target, sha256):  # another process may have downloaded it
+                    _fetch_locked(url, target, sha256, progress)
     except OSError as error:
-        raise CheckpointError(f"{target}: expected a place to download to, got {error}") from None
+        raise CheckpointError(f"{target}: expected a writable path, got {error}") from None
+    return target
 
 
-def _is_whole(target: Path, sha256: str) -> bool:
+def _is_complete(target: Path, sha256: str) -> bool:
     try:
         # a single stat: another process may remove the file between two calls
         if not stat.S_ISREG(target.stat().st_mode):
@@ -54,39 +62,32 @@ def _is_whole(target: Path, sha256: str) -> bool:
         return False
 
 
-def _locked(url: str, target: Path, sha256: str, progress: Progress | None) -> Path:
-    with FileLock(f"{target}.lock"):
-        if _is_whole(target, sha256):  # another process downloaded it while this one waited
-            return target
-        part = target.with_name(target.name + ".part")
-        if target.exists():
-            # another program's interrupted download: resume from the longer file
-            if part.exists() and part.stat().st_size >= target.stat().st_size:
-                target.unlink()
-            else:
-                os.replace(target, part)
-        resumed = part.exists()
-        _complete(url, part, progress)
-        if sha256_of(part) != sha256 and resumed:
-            part.unlink()  # the resumed part was not from this file
-            _complete(url, part, progress)
+def _fetch_locked(url: str, target: Path, sha256: str, progress: Progress | None) -> None:
+    part = target.with_name(target.name + ".part")
+    if target.exists():  # another program's interrupted download: resume from the longer file
+        os.replace(max(part, target, key=_size), part)
+        target.unlink(missing_ok=True)
+    for _ in range(2 if part.exists() else 1):  # again if the resumed part was from another file
+        _download(url, part, progress)
         got = sha256_of(part)
-        if got != sha256:
-            part.unlink()
-            raise CheckpointError(
-                f"{url}: wrong content, got sha256 {got[:16]}…, expected {sha256[:16]}…"
-            )
-        os.replace(part, target)
-    return target
+        if got == sha256:
+            os.replace(part, target)
+            return
+        part.unlink()
+    raise wrong_sha256(url, got, sha256)
 
 
-def _complete(url: str, part: Path, progress: Progress | None) -> None:
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _download(url: str, part: Path, progress: Progress | None) -> None:
     """Download into `part` until it has the announced length, reconnecting if necessary."""
     failures = 0
-    while True:
-        before = part.stat().st_size if part.exists() else 0
+    while failures < ATTEMPTS:
+        n_before = _size(part)
         try:
-            if _connection(url, part, before, progress):
+            if _request(url, part, n_before, progress):
                 return
             reason = "the connection broke off"
         except urllib.error.HTTPError as error:
@@ -98,16 +99,14 @@ def _complete(url: str, part: Path, progress: Progress | None) -> None:
                 ) from None
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", None) or error or type(error).__name__)
-        progressed = part.exists() and part.stat().st_size > before
-        failures = 0 if progressed else failures + 1
-        if failures == ATTEMPTS:
-            raise CheckpointError(
-                f"{url}: cannot be downloaded, got {one_line(reason)}; expected a network "
-                f"connection, or the file in {part.parent}"
-            )
+        failures = 0 if _size(part) > n_before else failures + 1
+    raise CheckpointError(
+        f"{url}: cannot be downloaded, got {one_line(reason)}; expected a network connection, or "
+        f"the file in {part.parent}"
+    )
 
 
-def _connection(url: str, part: Path, offset: int, progress: Progress | None) -> bool:
+def _request(url: str, part: Path, offset: int, progress: Progress | None) -> bool:
     """Request the missing bytes once. Returns True if all announced bytes have arrived."""
     request = urllib.request.Request(url, headers={"Range": f"bytes={offset}-"} if offset else {})
     try:
@@ -123,11 +122,10 @@ def _connection(url: str, part: Path, offset: int, progress: Progress | None) ->
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
             raise http.client.HTTPException(f"another range than the one from byte {offset}")
         total = None if response.length is None else offset + response.length
-        here = offset
         with part.open("ab" if offset else "wb") as file:
             while block := response.read(BLOCK):
                 file.write(block)
-                here += len(block)
+                offset += len(block)
                 if progress:
-                    progress(here, total)
-    return total is None or here >= total
+                    progress(offset, total)
+    return total is None or offset >= total

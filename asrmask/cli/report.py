@@ -9,10 +9,10 @@ USAGE = "DIR… [--out DIR]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="+", metavar="DIR", help="folders of `asrmask ablate`, or of `asrmask bench`"
-    )
-    parser.add_argument("--out", metavar="DIR", help="default: the run itself, or . for several")
+    text = "folders of results of asrmask ablate, or of asrmask bench"
+    parser.add_argument("runs", nargs="+", metavar="DIR", help=text)
+    text = "folder for the report (default: that of the results; for several: .)"
+    parser.add_argument("--out", metavar="DIR", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,8 +4,8 @@ import argparse
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from asrmask.checkpoints.registry import DEFAULT
-from asrmask.cli import Parser, boolean
+from asrmask.cli import Parser, boolean, flags
+from asrmask.cli.flags import Flag, add_flags, optional_float, optional_int
 from asrmask.errors import OptionError, counted
 from asrmask.model.policy import ALLOWED
 from asrmask.transcription.presets import FAST
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from asrmask.transcription.settings import Settings
 
 USAGE = "FILE… [OPTION…]"
+FAST_FLAGS = ", ".join(f"--{name} {value}" for name, value in FAST.flags.items())
 
 
 def formats(text: str) -> list[str]:
@@ -32,189 +33,139 @@ def formats(text: str) -> list[str]:
     return forms
 
 
-def optional_int(text: str) -> int | None:
-    try:
-        return None if text == "None" else int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number or None, got {text!r}") from None
+flags.METAVARS[formats] = "FORMAT,…"
+# fmt: off
+SPEED: list[Flag] = [
+    ("fp16", boolean, True, "half precision on a GPU"),
+    ("fast", boolean, False, f"fastest settings that keep the word error rate: {FAST_FLAGS}"),
+    ("compute_type", "TYPE", None,
+     "float32, int8 (CPU only), bfloat16 or float16 (default: float32; on a GPU see --fp16)"),
+    ("batch_size", int, 1, "windows decoded together, from several files or parts of a file"),
+    ("cut_at_pauses", boolean, False,
+     "cut recordings at pauses into parts of up to 30 s, which are decoded independently"),
+    ("without_timestamps", boolean, False,
+     "no timestamp tokens: faster, but each segment is a whole window"),
+]
+OUTPUT: list[Flag] = [
+    ("output_dir o", "DIR", ".", "folder for the outputs"),
+    ("output_format f", formats, "all",
+     f"comma-separated: {', '.join(WRITERS)}; all; none: print the text only"),
+    ("verbose", boolean, None,
+     "True: print segments with timestamps; False: print no text (default: text only)"),
+    ("skip_existing", boolean, False, "skip files whose outputs all exist"),
+]
+SUBTITLES: list[Flag] = [
+    ("highlight_words", boolean, False, "underline each word as it is spoken in srt and vtt"),
+    ("max_line_width", optional_int, None, "maximum characters in a line"),
+    ("max_line_count", optional_int, None, "maximum lines in a subtitle"),
+    ("max_words_per_line", optional_int, None, "maximum words in a line"),
+]
+INPUT: list[Flag] = [
+    ("task", ("transcribe", "translate"), "transcribe",
+     "transcribe speech in its language, or translate it to English"),
+    flags.LANGUAGE,
+    ("initial_prompt", "TEXT", None,
+     "text given as a prompt for the first window: names, spelling, style"),
+    ("carry_initial_prompt", boolean, False, "give the initial prompt to every window"),
+    ("condition_on_previous_text", boolean, True,
+     "give the text of the previous windows as a prompt for the next window"),
+    ("clip_timestamps", "TIMES", "0",
+     "start,end,start,end,… of the parts to transcribe, in seconds; the last end may be left out"),
+]
+PUNCTUATION: list[Flag] = [
+    ("prepend_punctuations", "TEXT", PREPEND_PUNCTUATIONS, "symbols merged with the next word"),
+    ("append_punctuations", "TEXT", APPEND_PUNCTUATIONS, "symbols merged with the previous word"),
+]
+EXTRA_INPUT: list[Flag] = [
+    ("hotwords", "TEXT", None, "names and terms, given to every window as a prompt"),
+    ("prefix", "TEXT", None, "text that the first window begins with"),
+    ("multilingual", boolean, False, "detect the language of every window"),
+    ("chunk_length", float, None, "seconds of audio in a window, 1 to 30 (default: 30)"),
+]
+VAD: list[Flag] = [
+    ("vad_filter", boolean, False, "transcribe only the parts with speech"),
+    ("vad_threshold", float, None, "speech starts above this probability"),
+    ("vad_neg_threshold", float, None, "speech ends below this probability"),
+    ("vad_min_speech_duration_ms", int, None, "drop shorter speech"),
+    ("vad_max_speech_duration_s", float, None, "split longer speech"),
+    ("vad_min_silence_duration_ms", int, None, "a shorter silence does not end speech"),
+    ("vad_speech_pad_ms", int, None, "added before and after speech"),
+]
+SEARCH: list[Flag] = [
+    ("temperature", float, 0.0, "sampling temperature; 0: no sampling"),
+    ("best_of", optional_int, 5, "number of candidates when sampling with non-zero temperature"),
+    ("beam_size", optional_int, 5, "number of beams at temperature 0; None: greedy"),
+    ("patience", float, None, "patience of beam search, arXiv:2204.05424 (default: 1.0)"),
+    ("length_penalty", float, None,
+     "length penalty α, arXiv:1609.08144 (default: divide by the length)"),
+    ("suppress_tokens", "IDS", "-1",
+     "comma-separated token ids that are never decoded; -1: most special characters"),
+    ("temperature_increment_on_fallback", optional_float, 0.2,
+     "added to the temperature when decoding fails a threshold below; None: no fallback"),
+    ("compression_ratio_threshold", optional_float, 2.4,
+     "decoding fails if the gzip compression ratio of the text is higher"),
+    ("logprob_threshold log_prob_threshold", optional_float, -1.0,
+     "decoding fails if the average log probability is lower"),
+    ("no_speech_threshold", optional_float, 0.6,
+     "a window is silence if the probability of <|nospeech|> is higher and the log probability "
+     "fails"),
+    ("hallucination_silence_threshold", optional_float, None,
+     "with word timestamps: skip longer silences around possible hallucinations, in seconds"),
+]
+EXTRA_SEARCH: list[Flag] = [
+    ("repetition_penalty", float, 1.0, "above 1: tokens that the text has already are less likely"),
+    ("no_repeat_ngram_size", int, 0, "never repeat this many tokens in a row; 0: no limit"),
+    ("sample_len max_new_tokens", optional_int, None,
+     "maximum tokens of a window (default: half the context)"),
+]
+# fmt: on
 
 
-def optional_float(text: str) -> float | None:
-    try:
-        return None if text == "None" else float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number or None, got {text!r}") from None
-
-
-def flag(group: Any, name: str, help: str, *others: str, **options: Any) -> None:
-    if options.get("default") is not None:
-        help += f" (default: {options['default']})".replace("%", "%%")
-    if options.get("type") is boolean:
-        options["metavar"] = "[True|False]"
-    group.add_argument(f"--{name}", *(f"--{other}" for other in others), help=help, **options)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "audio", nargs="+", metavar="FILE", help="audio or video, a folder of it, or - for stdin"
-    )
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("audio", nargs="+", metavar="FILE", help=flags.FILES)
     add_model(parser)
-    flag(parser, "fp16", "half precision on a GPU", type=boolean, default=True)
-    add_speed(parser)
-
-    group = parser.add_argument_group("output")
-    group.add_argument("--output_dir", "-o", default=".", metavar="DIR", help="folder of the files")
-    group.add_argument(
-        "--output_format",
-        "-f",
-        default="all",
-        type=formats,
-        metavar="FORMAT,…",
-        help=f"files to write: one or more of {', '.join(WRITERS)} with commas between, or all "
-        "(default); none: text on standard output only",
-    )
-    flag(
-        group,
-        "verbose",
-        "True: print segments with their times; False: print no text (default: text alone)",
-        type=boolean,
-    )
-    told = "leave out files whose outputs are all there"
-    flag(group, "skip_existing", told, type=boolean, default=False)
-    flag(group, "highlight_words", "underline words as they are said", type=boolean, default=False)
-    flag(group, "max_line_width", "characters in a subtitle's line", type=optional_int)
-    flag(group, "max_line_count", "lines in a subtitle", type=optional_int)
-    flag(group, "max_words_per_line", "words in a subtitle's line", type=optional_int)
-
-    group = add_input_flags(parser, word_timestamps=False)
-    flag(group, "hotwords", "names and terms that every window is told")
-    flag(group, "prefix", "how the first text begins")
-    told = "detect the language in every window"
-    flag(group, "multilingual", told, type=boolean, default=False)
-    told = "seconds of audio in a window, 1 to 30 (default: 30)"
-    flag(group, "chunk_length", told, type=float)
-    group = add_padding(parser)
-    told = "in the JSON of every segment: the share of the decoder's attention on padding"
-    flag(group, "diagnose", told, type=boolean, default=False)
-
-    group = parser.add_argument_group("voice activity (Silero)")
-    flag(group, "vad_filter", "only where there is speech", type=boolean, default=False)
-    flag(group, "vad_threshold", "probability above which speech begins", type=float)
-    flag(group, "vad_neg_threshold", "probability below which it ends", type=float)
-    flag(group, "vad_min_speech_duration_ms", "shorter speech is dropped", type=int)
-    flag(group, "vad_max_speech_duration_s", "longer speech is split", type=float)
-    flag(group, "vad_min_silence_duration_ms", "shorter silence does not end speech", type=int)
-    flag(group, "vad_speech_pad_ms", "kept before and after speech", type=int)
-    group = add_search(parser)
-    told = "above 1: what a text has already is less likely in it"
-    flag(group, "repetition_penalty", told, type=float, default=1.0)
-    told = "so many tokens in a row never come twice in a text; 0: they may"
-    flag(group, "no_repeat_ngram_size", told, type=int, default=0)
-    told = "most tokens of a window (default: half the context)"
-    flag(group, "max_new_tokens", told, dest="sample_len", type=optional_int)
+    parser.presets = {"--fast": FAST.flags}
+    add_flags(parser.add_argument_group("speed"), SPEED)
+    add_flags(parser.add_argument_group("output"), OUTPUT)
+    add_flags(parser.add_argument_group("subtitles (need --word_timestamps)"), SUBTITLES)
+    add_flags(add_input_flags(parser, word_timestamps=False), EXTRA_INPUT)
+    text = "write the share of the decoder's attention on padding to the JSON of every segment"
+    add_flags(add_padding(parser), [("diagnose", boolean, False, text)])
+    add_flags(parser.add_argument_group("voice activity detection (Silero VAD)"), VAD)
+    add_flags(add_search(parser), EXTRA_SEARCH)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add the flags for weights and device."""
-    flag(parser, "model", "official name, or path of weights", default=DEFAULT)
-    flag(parser, "model_dir", "where official models are kept (~/.cache/whisper)", metavar="DIR")
-    flag(parser, "device", "cpu, cuda, … (default: a GPU if there is one)")
-    told = "CPU threads; 0: as many as PyTorch chooses"
-    flag(parser, "threads", told, type=optional_int, default=0)
-
-
-def add_speed(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("speed")
-    told = ", ".join(f"--{name} {value}" for name, value in FAST.flags.items())
-    told = f"the quickest that keeps the word error rate: {told}"
-    flag(group, "fast", told, type=boolean, default=False)
-    flag(
-        group,
-        "compute_type",
-        "float32, int8 (on a CPU), bfloat16 or float16 (default: float32, on a GPU see --fp16)",
-        metavar="TYPE",
-    )
-    told = "windows decoded at a time, of several files or parts"
-    flag(group, "batch_size", told, type=int, default=1)
-    told = "read half minutes between pauses, each by itself, instead of one after the other"
-    flag(group, "cut_at_pauses", told, type=boolean, default=False)
-    told = "no times within a window: fewer tokens, and a segment is a whole window"
-    flag(group, "without_timestamps", told, type=boolean, default=False)
-    if isinstance(parser, Parser):
-        parser.presets = {"--fast": FAST.flags}
+    add_flags(parser, [*flags.MODEL, flags.DEVICE, flags.THREADS])
 
 
 def add_input_flags(parser: argparse.ArgumentParser, word_timestamps: bool) -> Any:
     """Add the flags for task, language, prompt and times; return their group."""
-    group = parser.add_argument_group("what is heard")
-    tasks = ["transcribe", "translate"]
-    flag(group, "task", "X to X, or X to English", default="transcribe", choices=tasks)
-    flag(group, "language", "code or English name (default: detected)")
-    flag(group, "initial_prompt", "text before the first window: names, spelling, style")
-    told = "it is put before every window"
-    flag(group, "carry_initial_prompt", told, type=boolean, default=False)
-    told = "each window is told the text before it"
-    flag(group, "condition_on_previous_text", told, type=boolean, default=True)
-    told = "start,end,start,end,… of the parts, in seconds"
-    flag(group, "clip_timestamps", told, default="0")
-    told = "find the time of each word"
-    flag(group, "word_timestamps", told, type=boolean, default=word_timestamps)
-    told = "joined to the word after them"
-    flag(group, "prepend_punctuations", told, default=PREPEND_PUNCTUATIONS)
-    told = "joined to the word before"
-    flag(group, "append_punctuations", told, default=APPEND_PUNCTUATIONS)
+    text = "find the start and end of every word"
+    words: Flag = ("word_timestamps", boolean, word_timestamps, text)
+    add_flags(parser.add_argument_group("word timestamps"), [words, *PUNCTUATION])
+    group = parser.add_argument_group("language, prompts and clips")
+    add_flags(group, INPUT)
     return group
 
 
 def add_padding(parser: argparse.ArgumentParser) -> Any:
     """Add the flags for padding; return their group."""
     group = parser.add_argument_group("padding")
-    flag(
-        group,
-        "padding",
-        f"what the model may see of it: {ALLOWED}; default: full, all of it, as openai-whisper",
-        metavar="POLICY",
-    )
+    text = f"what the model may see of it: {ALLOWED} (default: full, as openai-whisper)"
+    add_flags(group, [("padding", "POLICY", None, text)])
+    text = "keep failed texts (default: decode them again with full padding)"
     group.add_argument(
-        "--no_policy_fallback",
-        dest="policy_fallback",
-        action="store_false",
-        help="keep texts that run away; default: decode them again with all of the padding",
+        "--no_policy_fallback", dest="policy_fallback", action="store_false", help=text
     )
     return group
 
 
 def add_search(parser: argparse.ArgumentParser) -> Any:
     """Add the flags for search and for the fallback thresholds; return their group."""
-    group = parser.add_argument_group("search")
-    flag(group, "temperature", "0: the likeliest text; above: drawn", type=float, default=0.0)
-    flag(group, "best_of", "texts drawn at temperatures above 0", type=optional_int, default=5)
-    flag(group, "beam_size", "beams at temperature 0; None: greedy", type=optional_int, default=5)
-    flag(group, "patience", "of the beam, arXiv:2204.05424", type=float)
-    told = "α of arXiv:1609.08144; default: divide by the length"
-    flag(group, "length_penalty", told, type=float)
-    told = "ids, comma-separated; -1: non-speech symbols"
-    flag(group, "suppress_tokens", told, default="-1")
-    flag(
-        group,
-        "temperature_increment_on_fallback",
-        "step to the next temperature when a window fails a threshold below; None: no next one",
-        type=optional_float,
-        default=0.2,
-    )
-    told = "above: failed"
-    flag(group, "compression_ratio_threshold", told, type=optional_float, default=2.4)
-    told = "below, on average: failed"
-    other = "log_prob_threshold"
-    flag(group, "logprob_threshold", told, other, type=optional_float, default=-1.0)
-    told = "above, and failed by log-probability: silence"
-    flag(group, "no_speech_threshold", told, type=optional_float, default=0.6)
-    flag(
-        group,
-        "hallucination_silence_threshold",
-        "with word times: skip silences longer than that around suspicious text, in seconds",
-        type=optional_float,
-    )
+    group = parser.add_argument_group("decoding")
+    add_flags(group, SEARCH)
     return group
 
 
@@ -226,18 +177,15 @@ def run(args: argparse.Namespace) -> int:
     if not args.word_timestamps:
         for name in [f.name for f in fields(SubtitleLayout) if getattr(layout, f.name)]:
             raise OptionError(f"--{name} needs --word_timestamps True, got it without")
-    forms = args.output_format
-    if args.diagnose and "json" not in forms:
-        raise OptionError(
-            f"--diagnose is for --output_format json or all, got {','.join(forms) or 'none'}"
-        )
+    if args.diagnose and "json" not in args.output_format:
+        given = ",".join(args.output_format) or "none"
+        raise OptionError(f"--diagnose is for --output_format json or all, got {given}")
     if args.batch_size < 1:
         raise OptionError(f"--batch_size must be 1 or more, got {args.batch_size}")
-    planned = jobs.plan(args.audio, args.output_dir, forms)
+    planned = jobs.plan(args.audio, args.output_dir, args.output_format)
     settings, options = options_from_args(args)
     todo = [job for job in planned if not (args.skip_existing and job.is_done())]
-    if len(todo) < len(planned):
-        n_done = len(planned) - len(todo)
+    if n_done := len(planned) - len(todo):
         say(f"outputs are there already: {n_done} of {counted(len(planned), 'file')}")
     if not todo:
         return 0
@@ -248,9 +196,8 @@ def run(args: argparse.Namespace) -> int:
         from asrmask.transcription.window_loop import Callbacks
 
         callbacks = Callbacks(on_window=Diagnose(model))
-    return jobs.work(
-        todo, model, settings, options, layout, args.verbose, callbacks, args.batch_size
-    )
+    runner = jobs.JobRunner(todo, model, settings, options, layout, args.verbose, callbacks)
+    return runner.run(args.batch_size)
 
 
 def options_from_args(args: argparse.Namespace) -> "tuple[Settings, DecodingOptions]":
@@ -262,17 +209,17 @@ def options_from_args(args: argparse.Namespace) -> "tuple[Settings, DecodingOpti
     from asrmask.tokenizer.languages import language_code
     from asrmask.transcription.settings import Settings, at_temperature
 
-    named = vars(args)
-    loop = {f.name: named[f.name] for f in fields(Settings) if f.name in named}
+    given = vars(args)
+    loop = {f.name: given[f.name] for f in fields(Settings) if f.name in given}
     step = args.temperature_increment_on_fallback
     if step is not None:
         if not step > 0:
             raise OptionError(f"temperature_increment_on_fallback must be above 0, got {step}")
         if 0 <= args.temperature <= 1:
             loop["temperature"] = tuple(np.arange(args.temperature, 1.0 + 1e-6, step).tolist())
-    given = {f.name: named.get(f"vad_{f.name}") for f in fields(VadOptions)}
-    loop["vad_parameters"] = {name: value for name, value in given.items() if value is not None}
-    search = {f.name: named[f.name] for f in fields(DecodingOptions) if f.name in named}
+    vad = {f.name: given.get(f"vad_{f.name}") for f in fields(VadOptions)}
+    loop["vad_parameters"] = {name: value for name, value in vad.items() if value is not None}
+    search = {f.name: given[f.name] for f in fields(DecodingOptions) if f.name in given}
     if args.language is not None:
         search["language"] = language_code(args.language)
     settings, options = Settings(**loop), DecodingOptions(**search)
@@ -290,32 +237,23 @@ def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper
     from asrmask.console import say
     from asrmask.malloc import keep_freed_memory
 
-    if args.threads is not None and args.threads < 0:
-        raise OptionError(f"--threads must be 0 or more, got {args.threads}")
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    flags.set_threads(args.threads)
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     compute_type = getattr(args, "compute_type", None)
-    if getattr(args, "fast", False) and _is_gpu(args.device):
+    if getattr(args, "fast", False) and not device.startswith("cpu"):
         compute_type = None  # half precision on a GPU, see --fp16
     keep_freed_memory()
     model = load_model(
-        args.model,
-        device=args.device,
-        download_root=args.model_dir,
-        compute_type=compute_type,
+        args.model, device=device, download_root=args.model_dir, compute_type=compute_type
     )
-    if not model.is_multilingual and options.language not in {None, "en"}:
-        say(f"{args.model} knows English only, --language {args.language} is left out")
-        options = replace(options, language="en")
-    if not model.is_multilingual and options.task != "transcribe":
-        say(f"{args.model} knows English only, --task {options.task} is left out")
-        options = replace(options, task="transcribe")
-    if not model.is_multilingual and getattr(args, "multilingual", False):
-        say(f"{args.model} knows English only, --multilingual is left out")
+    if not model.is_multilingual:
+        ignored = {
+            f"language {args.language}": options.language not in {None, "en"},
+            f"task {options.task}": options.task != "transcribe",
+            "multilingual": getattr(args, "multilingual", False),
+        }
+        for flag in [flag for flag, is_given in ignored.items() if is_given]:
+            say(f"{args.model} is English-only, --{flag} is ignored")
+        language = "en" if options.language is not None else None
+        options = replace(options, language=language, task="transcribe")
     return model, options
-
-
-def _is_gpu(device: str | None) -> bool:
-    import torch
-
-    return torch.cuda.is_available() if device is None else not device.startswith("cpu")

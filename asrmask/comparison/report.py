@@ -1,219 +1,165 @@
-"""The report of a comparison: as JSON data, as terminal lines, and one sentence per system."""
+"""The report of a comparison: JSON data, terminal lines, and compare.html."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from asrmask.comparison.divergence import NEAR
-from asrmask.comparison.peers import OPENAI, SystemComparison
-from asrmask.comparison.run import Compared
-from asrmask.comparison.stages import TOLERANCE, Stage
-from asrmask.comparison.times import TOLERANCE_S
-from asrmask.comparison.transcripts import TIME_S
-from asrmask.evaluation.alignment import as_text
+from asrmask.comparison.run import OPENAI
+from asrmask.comparison.stages import TOLERANCE, Record, excess, worst_by_group
+from asrmask.comparison.transcripts import OTHERS_TIME_S, TIME_S
+from asrmask.evaluation.alignment import as_html, as_text
 from asrmask.evaluation.score import Errors, total
+from asrmask.reporting.pages import render_template
 from asrmask.systems.upstream import normalizer
 
-ROW = "{:26}{:{wide}}{:8}{:>9}{:>7}{:>17}{:>9}"
+MOST_TEXTS = 200  # files whose texts are on the page; files that differ come first
+ROW = "{:26}{:{width}}{:8}{:>9}{:>7}{:>17}{:>9}"
 HEADINGS = ("file", "against", "verdict", "of tol.", "words", "WER % (theirs)", "time")
 LEGEND = (
     "of tol.: the largest difference of a stage, in units of its tolerance; "
     "words: how many differ; time: theirs to ours, above 1 asrmask is faster"
 )
-COMPARED = {
-    True: f"log-Mel, every module of encoder and decoder, cross keys and values and teacher-forced "
+COMPARED_STAGES = (
+    f"log-Mel, every module of encoder and decoder, cross keys and values and teacher-forced "
     f"logits of every window to {TOLERANCE:g} (inside layers relative to their size), then "
     f"language, tokens, text, segment and word times (to {TIME_S} s); a choice between logits "
-    f"closer than {NEAR:g} is a near tie and counts as equal",
-    False: f"normalised text, and the times of words or else of segments to {TOLERANCE_S} s; beam, "
-    f"language, task and word times are asked for alike, the rest are the system's own defaults",
-}
+    f"closer than {NEAR:g} is a near tie and counts as equal"
+)
+COMPARED_TEXT = (
+    f"normalised text, and the times of words or else of segments to {OTHERS_TIME_S} s; all "
+    f"systems get the same beam size, language, task and word times, the rest are their defaults"
+)
 
 
-@dataclass
-class Report:
-    """All clips compared so far, and those that failed."""
+def summarise(
+    about: Record, systems: Sequence[str], files: Sequence[Record], failed: Mapping[str, str]
+) -> Record:
+    """Return the complete report as JSON data.
 
-    about: dict[str, Any]
-    systems: list[str]
-    found: list[Compared] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)  # file → why
-
-    @property
-    def is_equal(self) -> bool:
-        return all(compared.is_equal for compared in self.found)
-
-    @property
-    def exit_code(self) -> int:
-        """0 if all are equal, 1 if any differs, 2 if any file failed."""
-        return 2 if self.failed else 0 if self.is_equal else 1
-
-    def beside(self, system: str) -> list[tuple[Compared, SystemComparison]]:
-        """Return each clip with its comparison with one system."""
-        i = self.systems.index(system)
-        return [(compared, compared.against[i]) for compared in self.found]
-
-    def stages(self) -> list[tuple[Stage, str]]:
-        """Return the worst stage of each layer over all clips, and the name of its clip."""
-        if OPENAI not in self.systems:
-            return []
-        found: dict[str, tuple[Stage, str]] = {}
-        for compared, against in self.beside(OPENAI):
-            for stage in against.stages:
-                if stage.group not in found or stage.excess > found[stage.group][0].excess:
-                    found[stage.group] = stage, compared.clip.path.name if stage.difference else ""
-        return list(found.values())
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the whole report as JSON data."""
-        return {
-            **self.about,
-            "equal": self.is_equal and not self.failed,
-            "exit_code": self.exit_code,
-            "verdict": verdict(self),
-            "systems": {name: summary(self, name) for name in self.systems},
-            "stages": [
-                {**_stage(stage), "group": stage.group, "file": clip}
-                for stage, clip in self.stages()
-            ],
-            "files": [_file(compared) for compared in self.found],
-            "failed": self.failed,
-        }
-
-
-def summary(report: Report, system: str) -> dict[str, Any]:
-    """Summarise the comparison with one system over all clips."""
-    rows = report.beside(system)
-    ours = total(c.errors for c, _ in rows if c.errors is not None)
-    theirs = total(a.errors for _, a in rows if a.errors is not None)
-    n_equal, n_near = sum(a.is_equal for _, a in rows), sum(a.near is not None for _, a in rows)
-    n_words = sum(a.n_words_different for _, a in rows)
-    our_s, their_s = sum(c.seconds for c, _ in rows), sum(a.seconds for _, a in rows)
-    told = f"{system}: {n_equal} of {len(rows)} files equal"
-    told += f" ({n_near} of them by a near tie)" if n_near else ""
-    told += f", {n_words} words differ"
-    if ours.n_words:
-        told += f"; WER asrmask {100 * ours.wer:.2f} %, {system} {100 * theirs.wer:.2f} %"
-    if our_s:
-        took = f"{our_s:.1f} s, {system} {their_s:.1f} s"
-        told += f"; asrmask {took}: {their_s / our_s:.2f} times as fast"
+    about:  command, model and settings
+    failed: path → reason of each file that could not be compared
+    """
+    n_different = sum(not file["equal"] for file in files)
+    verdict = f"not equal: {n_different} of {len(files)} files differ"
+    if not n_different:
+        verdict = "equal within tolerance" if files else "nothing was compared"
+    stages = (
+        {**stage, "file": file["name"] if stage["difference"] else ""}
+        for file in files
+        for system in file["against"].values()
+        for stage in system["stages"]
+    )
     return {
-        "told": told,
-        "compared": COMPARED[system == OPENAI],
-        "files": len(rows),
+        **about,
+        "equal": not n_different and not failed,
+        "exit_code": 2 if failed else 1 if n_different else 0,
+        "verdict": verdict + (f"; failed: {len(failed)}" if failed else ""),
+        "systems": {name: _totals(files, name) for name in systems},
+        "stages": worst_by_group(stages),
+        "files": files,
+        "failed": failed,
+    }
+
+
+def _totals(files: Sequence[Record], system: str) -> Record:
+    """Summarise the comparison with one system over all files."""
+    theirs = [file["against"][system] for file in files]
+    errors, took_s = {}, {}
+    for name, records in {"asrmask": [file["asrmask"] for file in files], system: theirs}.items():
+        errors[name] = total(Errors(**record["errors"]) for record in records if record["errors"])
+        took_s[name] = sum(record["took_s"] for record in records)
+    n_equal = sum(record["equal"] for record in theirs)
+    n_near = sum(record["near_tie"] is not None for record in theirs)
+    n_words = sum(record["words_different"] for record in theirs)
+    summary = f"{system}: {n_equal} of {len(files)} files equal"
+    summary += f" ({n_near} of them by a near tie)" if n_near else ""
+    summary += f", {n_words} words differ"
+    wer = None
+    if errors["asrmask"].n_words:
+        wer = {name: counted.wer for name, counted in errors.items()}
+        summary += "; WER " + ", ".join(f"{name} {100 * rate:.2f} %" for name, rate in wer.items())
+    if our_s := took_s["asrmask"]:
+        summary += "; " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in took_s.items())
+        summary += f": {took_s[system] / our_s:.2f} times as fast"
+    return {
+        "summary": summary,
+        "compared": COMPARED_STAGES if system == OPENAI else COMPARED_TEXT,
+        "files": len(files),
         "equal": n_equal,
         "near_ties": n_near,
         "words_different": n_words,
-        "wer": {"asrmask": ours.wer, system: theirs.wer} if ours.n_words else None,
-        "took_s": {"asrmask": our_s, system: their_s},
+        "wer": wer,
+        "took_s": took_s,
     }
 
 
-def _file(compared: Compared) -> dict[str, Any]:
-    return {
-        "path": str(compared.clip.path),
-        "name": compared.clip.path.name,
-        "duration_s": compared.duration_s,
-        "equal": compared.is_equal,
-        "language": compared.language,
-        "reference": compared.clip.text,
-        "asrmask": _side(compared.heard, compared.seconds, compared.errors),
-        "against": {
-            found.system: {
-                "equal": found.is_equal,
-                "first_difference": found.different,
-                "then": found.then,
-                "near_tie": found.near,
-                "words_different": found.n_words_different,
-                "stages": [_stage(stage) for stage in found.stages],
-                "times": found.times and {**asdict(found.times), "told": str(found.times)},
-                "speed": found.seconds / compared.seconds,
-                **_side(found.heard, found.seconds, found.errors),
-            }
-            for found in compared.against
-        },
-    }
+def format_row(systems: Sequence[str], *cells: Any) -> str:
+    """Format a row of the terminal table: HEADINGS, or the values below them."""
+    return ROW.format(*cells, width=max(14, *map(len, systems)) + 2).rstrip()
 
 
-def _stage(stage: Stage) -> dict[str, Any]:
-    return {**asdict(stage), "equal": stage.is_equal}
+def format_file(file: Record) -> Iterator[str]:
+    """Yield the terminal lines of a file: a row for each system, followed by its differences."""
+    name, ours, normalise = file["name"], file["asrmask"], normalizer(file["language"])
+    for system, theirs in file["against"].items():
+        excesses = [excess(stage) for stage in theirs["stages"]]
+        rates = [f"{100 * r['wer']:.1f}" for r in (ours, theirs) if r["wer"] is not None]
+        yield format_row(
+            list(file["against"]),
+            name if len(name) <= 25 else f"…{name[-24:]}",
+            system,
+            "equal" if theirs["equal"] else "DIFFERS",
+            f"{max(excesses):.2g}" if excesses else "",
+            theirs["words_different"],
+            f"{rates[0]} ({rates[1]})" if rates else "",
+            f"{theirs['speed']:.2f} ×",
+        )
+        for note in theirs["notes"]:
+            yield f"  {note}"
+        if theirs["words_different"]:
+            texts = normalise(theirs["text"]), normalise(ours["text"])
+            yield f"  {system} → asrmask: {as_text(*texts)}"
 
 
-def _side(heard: Any, seconds: float, errors: Errors | None) -> dict[str, Any]:
-    return {
-        **asdict(heard),
-        "took_s": seconds,
-        "wer": None if errors is None or not errors.n_words else errors.wer,
-    }
-
-
-def head(systems: Sequence[str]) -> str:
-    """Return the heading of the table whose rows `lines` yields."""
-    return ROW.format(*HEADINGS, wide=_wide(systems))
-
-
-def _wide(systems: Sequence[str]) -> int:
-    return max(14, *map(len, systems)) + 2
-
-
-def lines(compared: Compared) -> Iterator[str]:
-    """Yield the terminal lines of a clip: a row for each system, followed by its differences."""
-    wide = _wide([found.system for found in compared.against])
-    for found in compared.against:
-        largest = max((stage.excess for stage in found.stages), default=None)
-        yield ROW.format(
-            _short(compared.clip.path.name),
-            found.system,
-            "equal" if found.is_equal else "DIFFERS",
-            "" if largest is None else f"{largest:.2g}",
-            found.n_words_different,
-            ""
-            if found.errors is None
-            else f"{_percent(compared.errors)} ({_percent(found.errors)})",
-            f"{found.seconds / compared.seconds:.2f} ×",
-            wide=wide,
-        ).rstrip()
-        differences = {"first difference": found.different, "then": found.then, "near": found.near}
-        for word, told in differences.items():
-            if told is not None:
-                yield f"  {word}: {told}"
-        if found.times is not None and found.is_equal:
-            yield f"  {found.times}"
-        if found.n_words_different:
-            normalise = normalizer(compared.language)
-            texts = normalise(found.heard.text), normalise(compared.heard.text)
-            yield f"  {found.system} → asrmask: {as_text(*texts)}"
-
-
-def _short(name: str, most: int = 25) -> str:
-    return name if len(name) <= most else f"…{name[1 - most :]}"
-
-
-def _percent(errors: Errors | None) -> str:
-    return "" if errors is None or not errors.n_words else f"{100 * errors.wer:.1f}"
-
-
-def ending(report: Report) -> Iterator[str]:
+def format_totals(report: Record) -> Iterator[str]:
     """Yield the last terminal lines: stages, systems, and the verdict."""
-    if found := report.stages():
+    if report["stages"]:
         yield ""
         yield f"{'stage':32}{'largest':>9}{'tolerance':>11}  where"
-        for stage, clip in found:
-            mark = "  " if stage.is_equal else "! "
-            where = f"{stage.name}, {stage.where}, {clip}" if stage.difference else ""
-            numbers = f"{stage.difference:9.1e}{stage.tolerance:11.1e}"
-            yield f"{stage.group:32}{numbers}{mark}{where}".rstrip()
-    if report.found:
+    for stage in report["stages"]:
+        mark = "  " if stage["equal"] else "! "
+        where = f"{stage['name']}, {stage['where']}, {stage['file']}" if stage["difference"] else ""
+        numbers = f"{stage['difference']:9.1e}{stage['tolerance']:11.1e}"
+        yield f"{stage['group']:32}{numbers}{mark}{where}".rstrip()
+    if report["files"]:
         yield ""
         yield LEGEND
-        for system in report.systems:
-            yield str(summary(report, system)["told"])
-    yield verdict(report)
+        for system in report["systems"].values():
+            yield system["summary"]
+    yield report["verdict"]
 
 
-def verdict(report: Report) -> str:
-    n_different = sum(not compared.is_equal for compared in report.found)
-    told = f"not equal: {n_different} of {len(report.found)} files differ"
-    if not n_different:
-        told = "equal within tolerance" if report.found else "nothing was compared"
-    return told + (f"; failed: {len(report.failed)}" if report.failed else "")
+def render_page(report: Record) -> str:
+    """Return compare.html, one self-contained page."""
+    files = sorted(report["files"], key=lambda file: file["equal"])
+    return render_template(
+        Path(__file__).parent / "compare.html.j2",
+        data=report,
+        texts=[(file, _aligned_texts(file)) for file in files[:MOST_TEXTS]],
+        scored=any(file["reference"] is not None for file in files),
+    )
+
+
+def _aligned_texts(file: Record) -> list[tuple[str, str]]:
+    """Return rows of a title "first → second" and the second's text as HTML, differences marked."""
+    normalise = normalizer(file["language"])
+    ours = normalise(file["asrmask"]["text"])
+    theirs = {name: normalise(other["text"]) for name, other in file["against"].items()}
+    pairs = []
+    if file["reference"] is not None:
+        reference = normalise(file["reference"])
+        texts = {"asrmask": ours} | {name: text for name, text in theirs.items() if text != ours}
+        pairs += [(f"reference → {name}", reference, text) for name, text in texts.items()]
+    pairs += [(f"{name} → asrmask", text, ours) for name, text in theirs.items()]
+    return [(title, as_html(*texts, both=True)) for title, *texts in pairs]

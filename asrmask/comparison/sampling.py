@@ -22,86 +22,61 @@ class Draw:
     """One sampling step, for all texts that are sampled together."""
 
     tokens: list[int]
-    margins: list[float]  # of each token: log of its p / e, minus that of the runner-up
+    margins: list[float] | None  # of each token: log of its p / e, minus that of the runner-up
 
 
 @contextmanager
-def kept() -> Iterator[list[list[int]]]:
-    """While active, append the tokens of every sampling step to the list that it yields."""
-    found: list[list[int]] = []
-    with _instead(lambda _, chosen: found.append(chosen.tolist())):
-        yield found
+def record_draws(with_margins: bool = False) -> Iterator[list[Draw]]:
+    """While active, append every sampling step to the list that it yields.
 
-
-@contextmanager
-def measured() -> Iterator[list[Draw]]:
-    """While active, record every sampling step with its margins.
-
-    Works on a CPU only, where the random numbers can be generated a second time.
+    with_margins: works on a CPU only, where the random numbers can be generated a second time
     """
-    found: list[Draw] = []
-
-    def see(race: Tensor, chosen: Tensor) -> None:
-        best = race.log().topk(2, dim=-1)
-        margins = (best.values[:, 0] - best.values[:, 1]).tolist()
-        known = (best.indices[:, 0] == chosen).tolist()
-        found.append(
-            Draw(
-                chosen.tolist(),
-                [m if k else torch.inf for m, k in zip(margins, known, strict=True)],
-            )
-        )
-
-    with _instead(see, races=True):
-        yield found
-
-
-@contextmanager
-def _instead(see: Any, races: bool = False) -> Iterator[None]:
+    draws: list[Draw] = []
     sample = Categorical.sample
 
-    def draw(self: Any, *shape: Any) -> Tensor:
-        race = None
-        if races:
-            state = torch.get_rng_state()
-            race = self.probs / torch.empty_like(self.probs).exponential_()
-            torch.set_rng_state(state)
-        chosen = sample(self, *shape)
-        see(race, chosen)
-        return chosen
+    def sample_and_record(self: Any, *shape: Any) -> Tensor:
+        if not with_margins:
+            tokens = sample(self, *shape)
+            draws.append(Draw(tokens.tolist(), None))
+            return tokens
+        state = torch.get_rng_state()
+        ratios = self.probs / torch.empty_like(self.probs).exponential_()
+        torch.set_rng_state(state)
+        tokens = sample(self, *shape)
+        best = ratios.log().topk(2, dim=-1)
+        margins = best.values[:, 0] - best.values[:, 1]
+        margins[best.indices[:, 0] != tokens] = torch.inf  # other random numbers: unknown
+        draws.append(Draw(tokens.tolist(), margins.tolist()))
+        return tokens
 
-    Categorical.sample = draw  # type: ignore[method-assign]
+    Categorical.sample = sample_and_record  # type: ignore[method-assign]
     try:
-        yield
+        yield draws
     finally:
         Categorical.sample = sample  # type: ignore[method-assign]
 
 
-def replayed(other: Any, attempt: upstream.Attempt) -> list[Draw] | None:
+def replay(other: Any, attempt: upstream.Attempt) -> list[Draw] | None:
     """Repeat an attempt of openai-whisper and return its draws; None if it cannot be repeated."""
-    if attempt.state is None or attempt.mel.device.type != "cpu":
+    if attempt.rng_state is None or attempt.mel.device.type != "cpu":
         return None
-    state = torch.get_rng_state()
-    torch.set_rng_state(attempt.state)
-    try:
-        with measured() as draws:
-            result = upstream.whisper().decode(other, attempt.mel, attempt.options)
-    finally:
-        torch.set_rng_state(state)
+    with torch.random.fork_rng(devices=[]), record_draws(with_margins=True) as draws:
+        torch.set_rng_state(attempt.rng_state)
+        result = upstream.whisper().decode(other, attempt.mel, attempt.options)
     return draws if result.tokens == attempt.result.tokens else None
 
 
-def widest(ours: Sequence[list[int]], theirs: Sequence[Draw], eot: int) -> float | None:
+def largest_margin(ours: Sequence[list[int]], theirs: Sequence[Draw], eot: int) -> float | None:
     """Return the largest margin at which one of our texts first differs; None if none differs.
 
     Draws after the end of a text are ignored.
     """
     margins = []
     for i in range(len(theirs[0].tokens) if theirs else 0):
-        for mine, draw in zip(ours, theirs, strict=False):
-            if mine[i] != draw.tokens[i]:
-                margins.append(draw.margins[i])
+        for tokens, draw in zip(ours, theirs, strict=False):
+            if tokens[i] != draw.tokens[i]:
+                margins.append(torch.inf if draw.margins is None else draw.margins[i])
                 break
-            if mine[i] == eot:
+            if tokens[i] == eot:
                 break
     return max(margins, default=None)

@@ -4,52 +4,42 @@ A filter changes logits (R, n_vocab) in place. It also gets the tokens of each o
 far: prefix and decoded tokens, without the prompt.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from asrmask.audio.constants import CHUNK_LENGTH
+from asrmask.decoding.options import DecodingOptions
+from asrmask.errors import OptionError
+from asrmask.model.whisper import Whisper
 from asrmask.tokenizer.tokenizer import Tokenizer
 
 Filter = Callable[[Tensor, Sequence[Sequence[int]]], None]
 
 
-class SuppressBlank:
-    """Forbid a lone space and the end token as the first decoded token.
-
-    n_prefix: number of prefix tokens in each text
-    """
-
-    def __init__(self, tokenizer: Tokenizer, device: torch.device, n_prefix: int = 0):
-        self.tokens = torch.tensor([tokenizer.blank, tokenizer.eot], device=device)
-        self.n_prefix = n_prefix
-
-    def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
-        if len(sampled[0]) == self.n_prefix:  # all texts have the same length
-            logits.index_fill_(1, self.tokens, -torch.inf)
-
-
+@dataclass(frozen=True)
 class RepetitionPenalty:
     """Make tokens that a text already contains less likely, if the penalty is above 1.
 
     Positive logits are divided by the penalty, negative ones multiplied.
     """
 
-    def __init__(self, penalty: float):
-        self.penalty = penalty
+    penalty: float
 
     def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
         for row, text in zip(logits, sampled, strict=True):
             tokens = torch.tensor(sorted(set(text)), dtype=torch.long, device=logits.device)
-            said = row[tokens]
-            row[tokens] = torch.where(said > 0, said / self.penalty, said * self.penalty)
+            x = row[tokens]
+            row[tokens] = torch.where(x > 0, x / self.penalty, x * self.penalty)
 
 
+@dataclass(frozen=True)
 class NoRepeatNgram:
     """Forbid a text to contain the same n-gram of tokens twice."""
 
-    def __init__(self, size: int):
-        self.size = size
+    size: int
 
     def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
         n_before = self.size - 1
@@ -61,37 +51,28 @@ class NoRepeatNgram:
 
 
 class SuppressTokens:
-    """Forbid the listed tokens."""
+    """Forbid the listed tokens, everywhere or only after n_before tokens of text."""
 
-    def __init__(self, tokens: Sequence[int], device: torch.device):
+    def __init__(self, tokens: Sequence[int], device: torch.device, n_before: int | None = None):
         self.tokens = torch.tensor(tokens, dtype=torch.long, device=device)
+        self.n_before = n_before
 
     def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
-        logits.index_fill_(1, self.tokens, -torch.inf)
+        if self.n_before in {None, len(sampled[0])}:  # all texts have the same length
+            logits.index_fill_(1, self.tokens, -torch.inf)
 
 
+@dataclass(frozen=True)
 class TimestampRules:
-    """Require timestamps first, in pairs, in order, and when likelier than any text token.
+    """Require timestamps first, in pairs, in order, and when likelier than any text token."""
 
-    max_initial_index: latest first timestamp, in steps after the start of the audio
-    first:             start of the audio in each clip, in steps; default: 0 for all
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        max_initial_index: int | None,
-        first: Sequence[int] | None = None,
-    ):
-        self.begin = tokenizer.timestamp_begin
-        self.eot = tokenizer.eot
-        self.no_timestamps = tokenizer.no_timestamps
-        self.max_initial_index = max_initial_index
-        self.first = first
+    tokenizer: Tokenizer
+    max_initial_index: int | None  # latest first timestamp, in steps after the start of the audio
+    first: Sequence[int] = ()  # start of the audio in each clip, in steps; default: 0 for all
 
     def __call__(self, logits: Tensor, sampled: Sequence[Sequence[int]]) -> None:
-        begin = self.begin
-        logits[:, self.no_timestamps] = -torch.inf
+        begin = self.tokenizer.timestamp_begin
+        logits[:, self.tokenizer.no_timestamps] = -torch.inf
         for row, tokens in zip(logits, sampled, strict=True):
             last_is_time = bool(tokens) and tokens[-1] >= begin
             # the start of the text counts as the second half of a pair
@@ -99,7 +80,7 @@ class TimestampRules:
             if last_is_time and previous_is_time:
                 row[begin:] = -torch.inf  # a pair is complete: text must follow
             elif last_is_time:
-                row[: self.eot] = -torch.inf  # a segment ended: a timestamp or eot follows
+                row[: self.tokenizer.eot] = -torch.inf  # a segment ended: a timestamp or eot
             latest = next((token for token in reversed(tokens) if token >= begin), None)
             if latest is not None:
                 # times increase; only the start of a segment may equal the end of the previous one
@@ -113,5 +94,47 @@ class TimestampRules:
                     row[begin + first + self.max_initial_index + 1 :] = -torch.inf
         any_time = logits[:, begin:].logsumexp(dim=-1)
         best_text = logits[:, :begin].amax(dim=-1)
-        for row in (any_time > best_text).nonzero().flatten().tolist():
-            logits[row, :begin] = -torch.inf
+        logits[any_time > best_text, :begin] = -torch.inf
+
+
+def token_filters(
+    model: Whisper, tokenizer: Tokenizer, options: DecodingOptions, first: list[int], n_prefix: int
+) -> list[Filter]:
+    """Return the filters that the options ask for.
+
+    first:    start of the audio in each clip, in steps
+    n_prefix: number of prefix tokens in each text
+    """
+    filters: list[Filter] = []
+    if options.repetition_penalty != 1:
+        filters.append(RepetitionPenalty(options.repetition_penalty))
+    if options.no_repeat_ngram_size:
+        filters.append(NoRepeatNgram(options.no_repeat_ngram_size))
+    if options.suppress_blank:
+        blank = [tokenizer.blank, tokenizer.eot]  # not as the first token after the prefix
+        filters.append(SuppressTokens(blank, model.device, n_before=n_prefix))
+    if options.suppress_tokens:
+        suppressed = _suppressed(tokenizer, options.suppress_tokens, model.dims.n_vocab)
+        filters.append(SuppressTokens(suppressed, model.device))
+    if not options.without_timestamps:
+        latest = None
+        if options.max_initial_timestamp:
+            position_s = CHUNK_LENGTH / model.dims.n_audio_ctx
+            latest = round(options.max_initial_timestamp / position_s)
+        filters.append(TimestampRules(tokenizer, latest, first))
+    return filters
+
+
+def _suppressed(tokenizer: Tokenizer, listed: str | Iterable[int], n_vocab: int) -> list[int]:
+    try:
+        items = [part for part in listed.split(",") if part] if isinstance(listed, str) else listed
+        tokens = {int(item) for item in items}
+    except (TypeError, ValueError):
+        raise OptionError(f"suppress_tokens must be token ids or -1, got {listed!r}") from None
+    if any(not -1 <= token < n_vocab for token in tokens):
+        raise OptionError(f"suppress_tokens must be in -1..{n_vocab - 1}, got {sorted(tokens)}")
+    if -1 in tokens:
+        tokens = tokens - {-1} | set(tokenizer.non_speech_tokens)
+    # never part of a text; the probability of no_speech is read at sot
+    tokens |= {tokenizer.transcribe, tokenizer.translate, tokenizer.sot, tokenizer.sot_prev}
+    return sorted(tokens | {tokenizer.sot_lm, tokenizer.no_speech})

@@ -8,16 +8,21 @@ from typing import TypedDict
 from torch import Tensor
 
 from asrmask.errors import OptionError
-from asrmask.model.encoding import FULL
 from asrmask.model.policy import Policy
 
 MAX_TEMPERATURE = 1000.0  # sampling is uniform long before this
 
 
+def check_option(is_valid: bool, rule: str, got: object) -> None:
+    """Raise OptionError unless an option is valid."""
+    if not is_valid:
+        raise OptionError(f"{rule}, got {got}")
+
+
 def check_temperature(temperature: float) -> None:
     """Raise OptionError unless the temperature is valid."""
-    if not 0 <= temperature <= MAX_TEMPERATURE:
-        raise OptionError(f"temperature must be in 0..{MAX_TEMPERATURE:g}, got {temperature}")
+    is_valid = 0 <= temperature <= MAX_TEMPERATURE
+    check_option(is_valid, f"temperature must be in 0..{MAX_TEMPERATURE:g}", temperature)
 
 
 @dataclass(frozen=True)
@@ -51,39 +56,31 @@ class DecodingOptions:
 
     def check(self) -> None:
         """Raise OptionError unless the options are valid together."""
-        if self.task not in {"transcribe", "translate", "lang_id"}:
-            raise OptionError(f"task must be transcribe, translate or lang_id, got {self.task!r}")
+        tasks = ("transcribe", "translate", "lang_id")
+        check_option(self.task in tasks, "task must be transcribe, translate or lang_id", self.task)
         check_temperature(self.temperature)
         for name in ("beam_size", "best_of", "sample_len"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionError(f"{name} must be 1 or more, got {value}")
-        if self.beam_size is not None and self.best_of is not None:
-            raise OptionError("beam_size and best_of exclude each other, got both")
-        if self.beam_size is not None and self.temperature > 0:
-            raise OptionError(
-                f"beam_size needs temperature 0, got {self.temperature}: use best_of to sample"
-            )
-        if self.best_of is not None and self.temperature == 0:
-            raise OptionError("best_of needs a temperature above 0, got 0")
-        if self.patience is not None and self.beam_size is None:
-            raise OptionError("patience needs beam_size, got none")
-        if self.patience is not None and not (
-            0 <= self.patience < inf and round((self.beam_size or 0) * self.patience) >= 1
-        ):
-            raise OptionError(f"patience × beam_size must be 1 or more, got {self.patience}")
-        if not 0 < self.repetition_penalty < inf:
-            raise OptionError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
-        if not self.no_repeat_ngram_size >= 0:
-            raise OptionError(
-                f"no_repeat_ngram_size must be 0 or more, got {self.no_repeat_ngram_size}"
-            )
-        if self.length_penalty is not None and not 0 <= self.length_penalty <= 1:
-            raise OptionError(f"length_penalty must be in 0..1, got {self.length_penalty}")
+            check_option(value is None or value >= 1, f"{name} must be 1 or more", value)
+        if self.beam_size is not None:
+            check_option(self.best_of is None, "beam_size and best_of exclude each other", "both")
+            rule = "beam_size needs temperature 0 (use best_of to sample)"
+            check_option(self.temperature == 0, rule, self.temperature)
+        is_valid = self.best_of is None or self.temperature > 0
+        check_option(is_valid, "best_of needs a temperature above 0", 0)
+        if self.patience is not None:
+            check_option(self.beam_size is not None, "patience needs beam_size", "none")
+            is_valid = 0 <= self.patience < inf and round((self.beam_size or 0) * self.patience) > 0
+            check_option(is_valid, "patience × beam_size must be 1 or more", self.patience)
+        penalty, size = self.repetition_penalty, self.no_repeat_ngram_size
+        check_option(0 < penalty < inf, "repetition_penalty must be above 0", penalty)
+        check_option(size >= 0, "no_repeat_ngram_size must be 0 or more", size)
+        alpha = self.length_penalty
+        check_option(alpha is None or 0 <= alpha <= 1, "length_penalty must be in 0..1", alpha)
 
 
 class SharedKeywords(TypedDict, total=False):
-    """Fields of DecodingOptions except temperature as keywords, for type checkers."""
+    """Keywords of `decode` and `transcribe`, for type checkers: fields of DecodingOptions."""
 
     task: str
     language: str | None
@@ -101,11 +98,11 @@ class SharedKeywords(TypedDict, total=False):
     without_timestamps: bool
     max_initial_timestamp: float | None
     fp16: bool
+    padding: Policy | str | None
+    policy_fallback: bool
 
 
 class DecodeKeywords(SharedKeywords, total=False):
-    """All fields of DecodingOptions as keywords."""
-
     temperature: float
 
 
@@ -124,5 +121,5 @@ class DecodingResult:
     compression_ratio: float = float("nan")
     ended: bool = True  # False: the text was cut off at the token limit
     last_start: float | None = None  # seconds: the last timestamp followed by text
-    policy: Policy = FULL  # how much padding the model saw
+    policy: Policy = field(default_factory=Policy)  # how much padding the model saw
     fallback: str | None = None  # why the requested policy was not used

@@ -25,7 +25,7 @@ def compression_ratio(text: str) -> float:
     return len(data) / len(zlib.compress(data))
 
 
-def runaway(
+def runaway_reason(
     result: DecodingResult,
     n_positions: int,
     *,
@@ -38,15 +38,15 @@ def runaway(
     """
     if not result.ended:
         return "no end"
-    compressed = max_compression is not None and result.compression_ratio > max_compression
-    if compressed or has_immediate_repeat([t for t in result.tokens if t < TEXT_TOKENS]):
+    compresses = max_compression is not None and result.compression_ratio > max_compression
+    if compresses or has_immediate_repeat([t for t in result.tokens if t < TEXT_TOKENS]):
         return "repetition"
-    enough = len(result.tokens) >= FEW_TOKENS
-    if min_logprob is not None and enough and result.avg_logprob < min_logprob:
+    is_long = len(result.tokens) >= FEW_TOKENS
+    if is_long and min_logprob is not None and result.avg_logprob < min_logprob:
         return "unsure"
-    if result.last_start is not None:
-        late_s = result.last_start - n_positions / POSITIONS_PER_SECOND
-        return "times past the end" if late_s > MAX_LATE_S else None
+    end_s = n_positions / POSITIONS_PER_SECOND
+    if result.last_start is not None and result.last_start - end_s > MAX_LATE_S:
+        return "times past the end"
     return None
 
 
@@ -60,15 +60,15 @@ def stops_early(text: str, window: Features) -> bool:
     return loud_s >= MIN_LOUD_S and len(text.encode()) < MIN_TEXT_RATE * loud_s
 
 
-def has_immediate_repeat(tokens: Sequence[int], n_least: int = LONG_REPEAT) -> bool:
-    """Return whether a phrase of at least n_least tokens is immediately repeated.
+def has_immediate_repeat(tokens: Sequence[int], min_length: int = LONG_REPEAT) -> bool:
+    """Return whether a phrase of at least min_length tokens is immediately repeated.
 
     >>> has_immediate_repeat([7, 1, 2, 3, 1, 2, 3, 8], 3)
     True
     >>> has_immediate_repeat([1, 2, 3, 8, 1, 2, 3], 3)
     False
     """
-    for period in range(n_least, len(tokens) // 2 + 1):
+    for period in range(min_length, len(tokens) // 2 + 1):
         n_equal = 0
         for a, b in zip(tokens, tokens[period:], strict=False):
             n_equal = n_equal + 1 if a == b else 0

@@ -8,7 +8,6 @@ decoded one by one.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from asrmask.model.cross_attention import CrossAttentionCache
 from asrmask.model.whisper import Whisper
 
 USUAL_TOKENS = 30  # initial capacity of the cache, beyond the prompt
-LEAST_TEMPERATURE = 1e-6  # below, sampling is argmax, and logits / temperature may overflow
+MIN_TEMPERATURE = 1e-6  # below, sampling is argmax, and logits / temperature may overflow
 
 
 @dataclass(frozen=True)
@@ -41,24 +40,6 @@ class SearchState:
     done: bool = False
 
 
-class Strategy(Protocol):
-    """A rule to choose the next tokens."""
-
-    def choose(self, clips: Sequence[SearchState], logits: Tensor) -> list[list[int]]:
-        """Extend the texts of each clip by one token.
-
-        logits: (texts of all clips, n_vocab), filtered
-        returns, for each clip, the index of the source text of each continued text
-
-        Clips that are done stay unchanged.
-        """
-        ...
-
-    def candidates(self, clip: SearchState) -> list[Candidate]:
-        """Return the candidates of a clip that is done or has reached the token limit."""
-        ...
-
-
 @dataclass(frozen=True)
 class Greedy:
     """Choose the likeliest token, or sample above temperature 0, for n independent texts."""
@@ -68,6 +49,11 @@ class Greedy:
     n_texts: int = 1
 
     def choose(self, clips: Sequence[SearchState], logits: Tensor) -> list[list[int]]:
+        """Extend the texts of each clip by one token. Clips that are done stay unchanged.
+
+        logits: (texts of all clips, n_vocab), filtered
+        returns, for each clip, the index of the source text of each continued text
+        """
         sources = [list(range(len(clip.texts))) for clip in clips]
         if len(clips[0].texts) < self.n_texts:  # first step: copy the one text
             sources = [[0] * self.n_texts for _ in clips]
@@ -75,17 +61,17 @@ class Greedy:
                 clip.texts = [list(clip.texts[0]) for _ in range(self.n_texts)]
                 clip.sums = [0.0] * self.n_texts
             logits = logits.repeat_interleave(self.n_texts, dim=0)
-        if self.temperature < LEAST_TEMPERATURE:
-            picked, chosen = logits.max(dim=-1)
+        if self.temperature < MIN_TEMPERATURE:
+            chosen_logits, chosen = logits.max(dim=-1)
         else:
             # sample for ended texts too: consumes random numbers exactly as upstream
             scaled = logits / self.temperature
             chosen = Categorical(logits=scaled, validate_args=False).sample()
-            picked = logits.gather(1, chosen[:, None])[:, 0]
-        picked = picked - logits.logsumexp(dim=-1)
-        drawn = zip(chosen.tolist(), picked.tolist(), strict=True)
+            chosen_logits = logits.gather(1, chosen[:, None])[:, 0]
+        logprobs = chosen_logits - logits.logsumexp(dim=-1)
+        pairs = zip(chosen.tolist(), logprobs.tolist(), strict=True)
         for clip in clips:
-            for i, (token, logprob) in enumerate(islice(drawn, len(clip.texts))):
+            for i, (token, logprob) in enumerate(islice(pairs, len(clip.texts))):
                 if clip.done:
                     continue
                 ended = bool(clip.texts[i]) and clip.texts[i][-1] == self.eot
@@ -95,12 +81,12 @@ class Greedy:
         return sources
 
     def candidates(self, clip: SearchState) -> list[Candidate]:
-        found = []
+        """Return the candidates of a clip that is done or has reached the token limit."""
+        candidates = []
         for text, total in zip(clip.texts, clip.sums, strict=True):
-            ended = self.eot in text
-            tokens = text[: text.index(self.eot)] if ended else text
-            found.append(Candidate(tokens, total, ended))
-        return found
+            n_tokens = text.index(self.eot) if self.eot in text else len(text)
+            candidates.append(Candidate(text[:n_tokens], total, ended=n_tokens < len(text)))
+        return candidates
 
 
 @dataclass(frozen=True)
@@ -116,6 +102,7 @@ class Beam:
         return round(self.beam_size * self.patience)
 
     def choose(self, clips: Sequence[SearchState], logits: Tensor) -> list[list[int]]:
+        """See Greedy.choose."""
         parts = logits.split([len(clip.texts) for clip in clips])
         return [
             list(range(len(clip.texts))) if clip.done else self._choose(clip, part)
@@ -128,40 +115,31 @@ class Beam:
         scores = (sums[:, None] + logprobs).flatten()
         order = scores.argsort(descending=True, stable=True).tolist()
         values, flat = scores.tolist(), tokens.flatten().tolist()
-        texts: list[list[int]] = []
-        totals: list[float] = []
-        sources: list[int] = []
+        best: list[int] = []
         for i in order:
-            source = i // (self.beam_size + 1)
-            if flat[i] == self.eot:
-                if len(clip.finished) < self.n_finished:
-                    clip.finished.append(Candidate(clip.texts[source], values[i], ended=True))
-                continue
-            texts.append([*clip.texts[source], flat[i]])
-            totals.append(values[i])
-            sources.append(source)
-            if len(texts) == self.beam_size:
+            if flat[i] != self.eot:
+                best.append(i)
+            elif len(clip.finished) < self.n_finished:
+                text = clip.texts[i // (self.beam_size + 1)]
+                clip.finished.append(Candidate(text, values[i], ended=True))
+            if len(best) == self.beam_size:
                 break
-        clip.texts, clip.sums = texts, totals
+        sources = [i // (self.beam_size + 1) for i in best]
+        clip.texts = [[*clip.texts[i // (self.beam_size + 1)], flat[i]] for i in best]
+        clip.sums = [values[i] for i in best]
         clip.done = len(clip.finished) >= self.n_finished
         return sources
 
     def candidates(self, clip: SearchState) -> list[Candidate]:
-        found = list(clip.finished)
+        """Return the finished texts, then the best unfinished ones up to beam_size."""
         best_first = sorted(range(len(clip.texts)), key=lambda i: clip.sums[i], reverse=True)
-        for i in best_first:
-            if len(found) >= self.beam_size:
-                break
-            found.append(Candidate(clip.texts[i], clip.sums[i], ended=False))
-        return found
+        n_missing = max(self.beam_size - len(clip.finished), 0)
+        return clip.finished + [
+            Candidate(clip.texts[i], clip.sums[i], ended=False) for i in best_first[:n_missing]
+        ]
 
 
-@dataclass(frozen=True)
-class SearchResult:
-    """The candidates of one clip."""
-
-    candidates: list[Candidate]
-    probability: float  # of the probe token at the probe position, before any filter
+Strategy = Greedy | Beam
 
 
 @torch.inference_mode()
@@ -172,16 +150,17 @@ def search(
     strategy: Strategy,
     filters: Sequence[Filter],
     *,
-    n_prefix: int = 0,
+    n_prefix: int,
     max_tokens: int,
     probe: tuple[int, int],
-) -> list[SearchResult]:
-    """Return candidate texts for each encoded clip.
+) -> tuple[list[list[Candidate]], list[float]]:
+    """Return candidate texts for each encoded clip, and the probability of the probe token.
 
-    prompts: (clips, P) tokens that the decoder starts with
-    n_prefix: how many tokens at the end of each prompt are the prefix of the text
-    max_tokens:  maximum number of decoded tokens
-    probe:   a prompt position, and the token (no speech) whose probability to read there
+    prompts:    (clips, P) tokens that the decoder starts with
+    n_prefix:   how many tokens at the end of each prompt are the prefix of the text
+    max_tokens: maximum number of decoded tokens
+    probe:      a prompt position, and the token (no speech) whose probability to read there,
+                before any filter
     """
     decoder = model.decoder
     n_prompt = prompts.shape[1]
@@ -193,26 +172,24 @@ def search(
     probabilities = logits.softmax(dim=-1)[:, token].tolist()
     if position < n_prompt - 1:
         logits = decoder.logits(x[:, -1])
-    given = prompts[:, n_prompt - n_prefix :].tolist()
-    clips = [SearchState(texts=[text]) for text in given]
-    going = list(clips)
+    clips = [SearchState([prefix]) for prefix in prompts[:, n_prompt - n_prefix :].tolist()]
+    active = list(clips)
     for step in range(max_tokens):
-        texts = [text for clip in going for text in clip.texts]
-        for rule in filters:
-            rule(logits, texts)
-        sources = strategy.choose(going, logits)
-        if all(clip.done for clip in going) or step == max_tokens - 1:
+        texts = [text for clip in active for text in clip.texts]
+        for apply_filter in filters:
+            apply_filter(logits, texts)
+        sources = strategy.choose(active, logits)
+        if all(clip.done for clip in active) or step == max_tokens - 1:
             break
-        keep = [i for i, clip in enumerate(going) if not clip.done]
-        n_before = len(texts) // len(going)  # all clips have the same number of texts
-        rows = [i * n_before + source for i in keep for source in sources[i]]
+        unfinished = [i for i, clip in enumerate(active) if not clip.done]
+        n_texts = len(texts) // len(active)  # all clips have the same number of texts
+        rows = [i * n_texts + source for i in unfinished for source in sources[i]]
         if rows != list(range(len(texts))):
             cache = cache.select(torch.tensor(rows, device=prompts.device))
-        if len(keep) < len(going):
-            encoded = encoded.select(keep)
-            going = [going[i] for i in keep]
-        last = [text[-1] for clip in going for text in clip.texts]
+        if len(unfinished) < len(active):
+            encoded = encoded.select(unfinished)
+            active = [active[i] for i in unfinished]
+        last = [text[-1] for clip in active for text in clip.texts]
         x, cache = decoder(torch.tensor(last, device=prompts.device)[:, None], encoded, cache)
         logits = decoder.logits(x[:, 0])
-    several = zip(clips, probabilities, strict=True)
-    return [SearchResult(strategy.candidates(clip), probability) for clip, probability in several]
+    return [strategy.candidates(clip) for clip in clips], probabilities

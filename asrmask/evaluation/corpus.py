@@ -6,9 +6,9 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,24 +94,18 @@ def is_data_set(folder: Path) -> bool:
     return any((folder / name).is_file() for name in known) or any(folder.rglob("*.trans.txt"))
 
 
-def from_manifest(folder: Path) -> list[Clip]:
-    """Return the clips in a folder's manifest.tsv."""
-    return list(_manifest(folder / "manifest.tsv"))
-
-
 def _manifest(path: Path) -> Iterator[Clip]:
+    """Yield the clips of a manifest file."""
+    readers: dict[str, Callable[[Iterable[str]], Iterable[Any]]] = {
+        ".jsonl": lambda lines: (json.loads(line) for line in lines if line.strip()),
+        ".tsv": _tsv,
+        ".csv": csv.DictReader,
+    }
+    if path.suffix not in readers:
+        raise OptionError(f"{path}: expected a manifest .tsv, .csv or .jsonl")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows: Iterable[Mapping[str, Any]]
-            if path.suffix == ".jsonl":
-                rows = (json.loads(line) for line in file if line.strip())
-            elif path.suffix == ".tsv":
-                rows = _tsv(file)
-            elif path.suffix == ".csv":
-                rows = csv.DictReader(file)
-            else:
-                raise OptionError(f"{path}: expected a manifest .tsv, .csv or .jsonl")
-            for number, row in enumerate(rows, start=1):
+            for number, row in enumerate(readers[path.suffix](file), start=1):
                 yield _clip(row, path.parent, f"{path}: row {number}")
     except OSError as error:
         raise AudioError(f"{path}: {error.strerror}, expected a manifest") from None
@@ -124,8 +118,7 @@ def _manifest(path: Path) -> Iterator[Clip]:
 def _tsv(lines: Iterable[str]) -> Iterator[dict[str, str]]:
     """Yield the rows of a TSV file as dicts, keyed by the header line.
 
-    Quotation marks are plain characters, because texts may begin with them. Python's csv module is
-    not used because it limits the length of fields.
+    The csv module is not used: texts may begin with quotation marks, and it limits field lengths.
     """
     rows = (line.rstrip("\r\n").split("\t") for line in lines if line.strip("\r\n"))
     names = next(rows, [])
@@ -133,22 +126,23 @@ def _tsv(lines: Iterable[str]) -> Iterator[dict[str, str]]:
         yield dict(zip(names, row, strict=False))
 
 
-def _clip(row: Mapping[str, Any], folder: Path, place: str) -> Clip:
+def _clip(row: Any, folder: Path, source: str) -> Clip:
+    """Convert a manifest row. source: file and row, for error messages."""
     if not isinstance(row, Mapping):
-        raise AudioError(f"{place}: expected an object, got {type(row).__name__}")
-    found = {
+        raise AudioError(f"{source}: expected an object, got {type(row).__name__}")
+    values = {
         name: next((str(row[key]) for key in keys if row.get(key) not in (None, "")), None)
         for name, keys in COLUMNS.items()
     }
-    if found["path"] is None:
-        raise AudioError(f"{place}: expected a column path, got {', '.join(map(str, row))}")
-    path = Path(found["path"])
+    if values["path"] is None:
+        raise AudioError(f"{source}: expected a column path, got {', '.join(map(str, row))}")
+    path = Path(values["path"])
     return Clip(
-        folder / os.fsdecode(found["path"].encode()),  # names are UTF-8 in any locale
-        found["text"],
-        found["language"] or "en",
-        found["speaker"] or speaker_of(path.name),
-        found["id"] or path.stem,
+        folder / os.fsdecode(values["path"].encode()),  # names are UTF-8 in any locale
+        values["text"],
+        values["language"] or "en",
+        values["speaker"] or speaker_of(path.name),
+        values["id"] or path.stem,
     )
 
 
@@ -166,25 +160,14 @@ def _arrow(folder: Path) -> Iterator[Clip]:
     import pyarrow.ipc
 
     try:
-        names = [
-            part["filename"]
-            for part in json.loads((folder / "state.json").read_bytes())["_data_files"]
-        ]
-        for name in names:
-            with pyarrow.memory_map(str(folder / name)) as file:
-                for batch in pyarrow.ipc.open_stream(file):
-                    for row in batch.to_pylist():
-                        audio = row.pop("audio", None) or {}
-                        path = audio.get("path") or row.get("path") or f"{len(row)}.wav"
-                        clip = _clip({**row, "path": path}, folder, str(folder / name))
-                        yield Clip(
-                            clip.path,
-                            clip.text,
-                            clip.language,
-                            clip.speaker,
-                            clip.id,
-                            audio.get("bytes"),
-                        )
+        for part in json.loads((folder / "state.json").read_bytes())["_data_files"]:
+            source = folder / part["filename"]
+            with pyarrow.memory_map(str(source)) as file:
+                for row in pyarrow.ipc.open_stream(file).read_all().to_pylist():
+                    audio = row.pop("audio", None) or {}
+                    path = audio.get("path") or row.get("path") or f"{len(row)}.wav"
+                    clip = _clip({**row, "path": path}, folder, str(source))
+                    yield replace(clip, data=audio.get("bytes"))
     except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise AudioError(f"{folder}: expected a data set saved to disk, got {error}") from None
 
@@ -195,29 +178,27 @@ def speaker_of(name: str) -> str | None:
     >>> speaker_of("1688-142285-0000.flac")
     '1688'
     """
-    found = re.fullmatch(r"(\d+)-\d+-\d+", Path(name).stem)
-    return found[1] if found else None
+    match = re.fullmatch(r"(\d+)-\d+-\d+", Path(name).stem)
+    return match[1] if match else None
 
 
 def check(clips: Sequence[Clip]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the duration in seconds of each valid clip and the problem of each other, by id."""
+    """Return the duration in seconds of each usable clip and the problem of each other, by id."""
     counts = Counter(clip.id for clip in clips)
-    good: dict[str, float] = {}
-    bad: dict[str, str] = {}
+    durations: dict[str, float] = {}
+    problems: dict[str, str] = {}
     for clip in clips:
-        if counts[clip.id] > 1:
-            bad[clip.id] = f"{counts[clip.id]} clips have this id"
-        elif not (clip.text or "").strip():
-            bad[clip.id] = "no transcript"
-        elif clip.data is None and not os.path.isfile(clip.path):
-            bad[clip.id] = f"no such file: {clip.path}"
-        else:
-            try:
-                seconds = clip.recording().duration_s
-                if seconds < 0.1:
-                    bad[clip.id] = f"too short, {seconds:.3f} s"
-                else:
-                    good[clip.id] = seconds
-            except AsrmaskError as error:
-                bad[clip.id] = str(error)
-    return good, bad
+        try:
+            if counts[clip.id] > 1:
+                problems[clip.id] = f"{counts[clip.id]} clips have this id"
+            elif not (clip.text or "").strip():
+                problems[clip.id] = "no transcript"
+            elif clip.data is None and not os.path.isfile(clip.path):
+                problems[clip.id] = f"no such file: {clip.path}"
+            elif (duration_s := clip.recording().duration_s) < 0.1:
+                problems[clip.id] = f"too short, {duration_s:.3f} s"
+            else:
+                durations[clip.id] = duration_s
+        except AsrmaskError as error:
+            problems[clip.id] = str(error)
+    return durations, problems

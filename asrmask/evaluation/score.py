@@ -1,8 +1,8 @@
 """Word error rate, with confidence intervals and significance tests."""
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,12 +19,7 @@ class Errors:
     n_words: int = 0  # words in the reference
 
     def __add__(self, other: "Errors") -> "Errors":
-        return Errors(
-            self.substitutions + other.substitutions,
-            self.deletions + other.deletions,
-            self.insertions + other.insertions,
-            self.n_words + other.n_words,
-        )
+        return Errors(*map(add, astuple(self), astuple(other)))
 
     @property
     def total(self) -> int:
@@ -53,8 +48,8 @@ def errors(reference: str, hypothesis: str) -> Errors:
     n_words = len(reference.split())
     if n_words == 0:
         return Errors(insertions=len(hypothesis.split()))
-    found = jiwer.process_words(reference, hypothesis)
-    return Errors(found.substitutions, found.deletions, found.insertions, n_words)
+    result = jiwer.process_words(reference, hypothesis)
+    return Errors(result.substitutions, result.deletions, result.insertions, n_words)
 
 
 def total(parts: Iterable[Errors]) -> Errors:
@@ -96,18 +91,13 @@ def difference_p(ours: Sequence[Errors], theirs: Sequence[Errors], blocks: Seque
     import numpy as np
 
     sums = _by_block(ours, theirs, blocks)
-    steps = np.abs(sums[:, 0] - sums[:, 1]).astype(int)
-    found = abs(int((sums[:, 0] - sums[:, 1]).sum()))
+    differences = (sums[:, 0] - sums[:, 1]).astype(int)
     # the probability of each sum, from −largest to +largest, convolved block by block
     chances = np.ones(1)
-    for step in steps[steps > 0]:
-        wider = np.zeros(len(chances) + 2 * step)
-        wider[: len(chances)] += chances / 2
-        wider[2 * step :] += chances / 2
-        chances = wider
-    middle = len(chances) // 2
-    far = np.abs(np.arange(len(chances)) - middle) >= found
-    return max(float(chances[far].sum()), min_p(len(sums)))
+    for step in abs(differences[differences != 0]):
+        chances = (np.pad(chances, (0, 2 * step)) + np.pad(chances, (2 * step, 0))) / 2
+    distances = abs(np.arange(len(chances)) - len(chances) // 2)
+    return max(float(chances[distances >= abs(differences.sum())].sum()), min_p(len(sums)))
 
 
 def min_p(n_blocks: int) -> float:
@@ -128,30 +118,9 @@ def clopper_pearson_upper(n_different: int, n: int) -> float:
     >>> round(clopper_pearson_upper(0, 5), 2)  # 1 - 0.05 ** (1 / 5)
     0.45
     """
-    low, high = n_different / n, 1.0
-    for _ in range(50):
-        share = (low + high) / 2
-        if _at_most(n_different, n, share) > 0.05:
-            low = share
-        else:
-            high = share
-    return high
+    from scipy.special import betaincinv
 
-
-def _at_most(k: int, n: int, share: float) -> float:
-    """The binomial probability of at most k successes in n trials with probability `share`."""
-    if k == n:
-        return 1.0
-    return sum(
-        math.exp(
-            math.lgamma(n + 1)
-            - math.lgamma(i + 1)
-            - math.lgamma(n - i + 1)
-            + i * math.log(share)
-            + (n - i) * math.log1p(-share)
-        )
-        for i in range(k + 1)
-    )
+    return float(betaincinv(n_different + 1, n - n_different, 0.95)) if n_different < n else 1.0
 
 
 def _by_block(
@@ -160,8 +129,9 @@ def _by_block(
     """Sum by block: (n_blocks, 3), with errors of ours, errors of theirs, reference words."""
     import numpy as np
 
-    names = {name: i for i, name in enumerate(sorted(set(blocks)))}
+    names, rows = np.unique(blocks, return_inverse=True)
     sums = np.zeros((len(names), 3))
-    for a, b, block in zip(ours, theirs, blocks, strict=True):
-        sums[names[block]] += a.total, b.total, a.n_words
+    np.add.at(
+        sums, rows, [(a.total, b.total, a.n_words) for a, b in zip(ours, theirs, strict=True)]
+    )
     return sums

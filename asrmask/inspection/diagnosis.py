@@ -4,70 +4,62 @@
 detects wrong segments worse than no_speech_prob and avg_logprob (data/results/inspection.md).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
-import torch
 
-from asrmask.decoding.options import DecodingOptions
-from asrmask.decoding.task import opening
-from asrmask.inspection.aggregate import spans
-from asrmask.inspection.measure import Text, read
+from asrmask.decoding.task import initial_tokens, tokenizer_of
+from asrmask.inspection.measure import ForcedText, measure_decoder
+from asrmask.inspection.quantities import kind_of
 from asrmask.model.whisper import Whisper
-from asrmask.tokenizer.tokenizer import Tokenizer, get_tokenizer
 from asrmask.transcription.result import Diagnosis
 from asrmask.transcription.window_loop import DecodedWindow
 
-
-def tokenizer_of(model: Whisper, options: DecodingOptions) -> Tokenizer:
-    return get_tokenizer(
-        model.is_multilingual,
-        num_languages=model.num_languages,
-        language=options.language or "en",
-        task=options.task,
-    )
+Span = tuple[int, int]  # first and end query
 
 
-def text_of(model: Whisper, heard: DecodedWindow) -> Text:
+def text_of(model: Whisper, decoded: DecodedWindow) -> ForcedText:
     """Return the tokens of a decoded window, with the prompt that they were decoded from."""
-    tokenizer = tokenizer_of(model, heard.options)
-    begun = opening(tokenizer, heard.options, model.dims.n_text_ctx)
-    tokens = tuple(heard.result.tokens)
-    return Text(tuple(begun), tokens, tokenizer.eot, tokenizer.timestamp_begin)
+    tokenizer = tokenizer_of(model, decoded.options)
+    initial, _ = initial_tokens(tokenizer, decoded.options, model.dims.n_text_ctx)
+    return ForcedText(tokenizer, initial, decoded.result.tokens)
 
 
-def segment_spans(heard: DecodedWindow, text: Text, n_queries: int) -> list[tuple[int, int] | None]:
-    """Return for each segment the (first, end) queries that predict its tokens; None if empty.
+def segment_spans(decoded: DecodedWindow, text: ForcedText, n_ctx: int) -> list[Span]:
+    """Return for each segment the queries that predict its tokens.
 
     Assumes that the segments cover the window's tokens from the first one on, without gaps.
     """
-    found: list[tuple[int, int] | None] = []
-    first = len(text.opening) - 1
-    for segment in heard.segments:
-        end = min(first + len(segment.tokens), n_queries)
-        found.append((first, end) if first < end else None)
-        first = end
-    return found
+    lengths = (len(segment.tokens) for segment in decoded.segments)
+    borders = accumulate(lengths, initial=len(text.initial_tokens) - 1)
+    n_queries = text.inputs(n_ctx)[0].shape[1]
+    return list(pairwise(min(border, n_queries) for border in borders))
 
 
-def by_span(
-    profiles: dict[str, np.ndarray], bounds: Sequence[tuple[int, int] | None], kind: str
+def real_queries(profile: np.ndarray) -> np.ndarray:
+    """Queries that have data, (Q, H) → (Q,) bool: real ones, if any padding is visible."""
+    return ~np.isnan(profile).any(axis=-1)
+
+
+def padding_by_span(
+    profiles: Mapping[str, np.ndarray], kind: str, spans: Sequence[Span]
 ) -> np.ndarray:
-    """Return the attention mass on padding, (spans, layers), averaged over queries, then heads.
+    """Return the attention mass on padding, (spans, layers), averaged over queries and heads.
 
-    NaN for a span that is None or has no real query.
+    NaN for a span without real queries, and without any layer.
 
     profiles: place → (1, Q, H), NaN where a query is not real
-    kind:     which attention: "cross" or "self"
+    kind:     of attention: "encoder.self" or "decoder.cross"
     """
-    places = [place for place in profiles if place.endswith(f".{kind}")]
-    out = np.full((len(bounds), max(len(places), 1)), np.nan)
-    known = [i for i, span in enumerate(bounds) if span is not None]
-    for layer, place in enumerate(places):
-        x = torch.from_numpy(profiles[place])
-        (means,) = spans(x, ~x.isnan().any(dim=-1), [[span for span in bounds if span is not None]])
-        out[known, layer] = means.mean(dim=-1).numpy()  # mean over heads
-    return out
+    layers = [profile[0] for place, profile in profiles.items() if kind_of(place) == kind]
+    masses = np.full((len(spans), max(len(layers), 1)), np.nan)
+    for i, (first, end) in enumerate(spans):
+        for j, profile in enumerate(layers):
+            rows = profile[first:end]
+            if (real := real_queries(rows)).any():
+                masses[i, j] = rows[real].mean()
+    return masses
 
 
 class Diagnose:
@@ -76,14 +68,14 @@ class Diagnose:
     def __init__(self, model: Whisper):
         self.model = model
 
-    def __call__(self, heard: DecodedWindow) -> None:
-        text = text_of(self.model, heard)
-        n_positions = heard.window.n_positions
-        meter, reading = read(self.model, heard.encoded, n_positions, text)
-        padding_s = reading.ground.padding_s
-        bounds = segment_spans(heard, text, text.n_queries(self.model.dims.n_text_ctx))
-        shares = by_span(meter.profiles, bounds, "cross")
-        for segment, layers in zip(heard.segments, shares, strict=True):
+    def __call__(self, decoded: DecodedWindow) -> None:
+        text = text_of(self.model, decoded)
+        n_positions = decoded.window.n_positions
+        measurement = measure_decoder(self.model, decoded.encoded, n_positions, text)
+        padding_s = measurement.cross_keys.padding_s
+        spans = segment_spans(decoded, text, self.model.dims.n_text_ctx)
+        masses = padding_by_span(measurement.profiles, "decoder.cross", spans)
+        for segment, layers in zip(decoded.segments, masses, strict=True):
             segment.diagnosis = Diagnosis(round(padding_s, 2))
             if padding_s > 0 and not np.isnan(layers).any():
                 segment.diagnosis.attention_on_padding = round(float(layers.mean()), 5)

@@ -1,39 +1,21 @@
-"""Common interface for the models that can be inspected.
+"""The weights that measurements need in addition to recorded tensors."""
 
-`AsrmaskModel` adapts this project's model; openai.py and huggingface.py adapt two others, to check
-findings in another implementation. All record the places, quantities and shapes listed in
-recording.py. Only this project's model supports padding policies: the others attend to all of the
-padding.
-"""
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from dataclasses import dataclass, replace
-from typing import Protocol
-
-import torch
 from torch import Tensor, nn
 
-from asrmask.model.attention import Recorder
 from asrmask.model.dimensions import ModelDimensions
-from asrmask.model.whisper import Whisper
 
 
 @dataclass(frozen=True)
 class Readout:
-    """Computes a token's logit from the last layer: final layer norm, then its embedding.
+    """Computes a token's logit from the last layer: final layer norm, then its embedding."""
 
-    scale, shift: (D,), weight and bias of the final layer norm
-    eps:          of the final layer norm
-    embedding:    (D,), the token's row of the embedding matrix
-    """
-
-    scale: Tensor
-    shift: Tensor
+    scale: Tensor  # (D,), weight of the final layer norm
+    shift: Tensor  # (D,), its bias
     eps: float
-    embedding: Tensor
-
-    @classmethod
-    def of(cls, norm: nn.LayerNorm, embedding: Tensor) -> "Readout":
-        return cls(norm.weight.detach(), norm.bias.detach(), norm.eps, embedding.detach())
+    embedding: Tensor  # (D,), the token's row of the embedding matrix
 
     def width(self, residual: Tensor) -> Tensor:
         """The standard deviation that the layer norm divides by: (…, D) → (…)"""
@@ -51,63 +33,46 @@ class Readout:
         return self.share(residual) / self.width(residual) + constant
 
 
-class InspectedModel(Protocol):
-    """What a model must provide to be inspected."""
+class InspectedModel:
+    """Access to the modules of asrmask's Whisper. adapters.py has subclasses for other projects."""
 
-    dims: ModelDimensions
+    names: ClassVar[dict[str, str]] = {  # attributes that hold the modules
+        "layers": "blocks",
+        "self": "attn",
+        "cross": "cross_attn",
+        **{name: name for name in ("query", "key", "value", "out")},
+        "norm": "ln",
+        "embedding": "token_embedding",
+    }
 
-    def encode(self, mel: Tensor, record: Recorder | None = None) -> Tensor:
-        """Encode log-Mel frames (B, n_mels, 3000) into audio features (B, T, D)."""
-        ...
-
-    def logits(self, tokens: Tensor, features: Tensor, record: Recorder | None = None) -> Tensor:
-        """Return teacher-forced logits (B, Q, n_vocab) for tokens (B, Q)."""
-        ...
-
-    def projection(self, place: str) -> Tensor:
-        """Return the output projection of an attention, split by head: (H, d, D)."""
-        ...
-
-    def readout(self, token: int) -> Readout:
-        """Return the readout of a token's logit."""
-        ...
-
-
-def by_head(weight: Tensor, n_head: int) -> Tensor:
-    """Split an output projection's weight (D, D) into one slice per head (H, d, D)."""
-    return weight.detach().T.unflatten(0, (n_head, -1))
-
-
-def to_heads(x: Tensor, n_head: int) -> Tensor:
-    """Split into heads: (B, N, D) → (B, H, N, d)"""
-    return x.unflatten(-1, (n_head, -1)).transpose(1, 2)
-
-
-class AsrmaskModel:
-    """Adapter for this project's model."""
-
-    def __init__(self, model: Whisper):
+    def __init__(self, model: Any, dims: ModelDimensions | None = None):
         self.model = model
-        self.dims = model.dims
+        self.dims: ModelDimensions = dims or model.dims
 
-    @torch.inference_mode()
-    def encode(self, mel: Tensor, record: Recorder | None = None) -> Tensor:
-        return self.model.encode(mel, record=record)
+    def n_heads(self, place: str) -> int:
+        """Number of attention heads at a place."""
+        is_encoder = place.startswith("encoder.")
+        return self.dims.n_audio_head if is_encoder else self.dims.n_text_head
 
-    @torch.inference_mode()
-    def logits(self, tokens: Tensor, features: Tensor, record: Recorder | None = None) -> Tensor:
-        return self.model.logits(tokens, features, record=record)
+    def attention(self, place: str) -> nn.Module:
+        """The attention module at a place."""
+        part, layer, kind = place.split(".")
+        layers = getattr(getattr(self.model, part), self.names["layers"])
+        return getattr(layers[int(layer)], self.names[kind])
 
     def projection(self, place: str) -> Tensor:
-        part, layer, what = place.split(".")
-        block = (self.model.encoder if part == "encoder" else self.model.decoder).blocks[int(layer)]
-        attn = block.cross_attn if what == "cross" else block.attn
-        weight = attn.out.weight if isinstance(attn.out, nn.Linear) else attn.out.dequantize()
-        return by_head(weight, attn.n_head)
+        """The output projection of an attention, split by head: (H, d, D)"""
+        out = getattr(self.attention(place), self.names["out"])
+        weight = out.weight if isinstance(out, nn.Linear) else out.dequantize()
+        return weight.detach().T.unflatten(0, (self.n_heads(place), -1))
 
     def readout(self, token: int) -> Readout:
-        norm, table = self.model.decoder.ln, self.model.decoder.token_embedding
+        """The readout of a token's logit."""
+        decoder = self.model.decoder
+        norm = getattr(decoder, self.names["norm"])
+        table = getattr(decoder, self.names["embedding"])
+        scale, shift = norm.weight.detach(), norm.bias.detach()
         if isinstance(table, nn.Embedding):
-            return Readout.of(norm, table.weight[token])
+            return Readout(scale, shift, norm.eps, table.weight[token].detach())
         embedding, shift = table.token_direction(token)  # int8: norm's affine part is folded in
-        return replace(Readout.of(norm, embedding), shift=shift)
+        return Readout(scale, shift, norm.eps, embedding)

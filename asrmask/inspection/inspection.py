@@ -6,24 +6,25 @@ texts, so that any difference, by head and window, comes from the policy alone. 
 same weight in the statistics, whichever recording they come from.
 """
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from asrmask.audio.constants import CHUNK_LENGTH, FRAMES_PER_SECOND, POSITIONS_PER_SECOND
+from asrmask.audio.constants import FRAMES_PER_SECOND, N_POSITIONS
 from asrmask.audio.recording import Recording
 from asrmask.audio.spectrogram import Features
 from asrmask.decoding.options import DecodingOptions
 from asrmask.decoding.task import decode_encoded
 from asrmask.errors import AudioError, OptionError, printable
-from asrmask.inspection.aggregate import everything, positions, spans
-from asrmask.inspection.diagnosis import by_span, segment_spans, text_of, tokenizer_of
-from asrmask.inspection.key_labels import Spans, spoken
-from asrmask.inspection.measure import Measurement, Text, measure
-from asrmask.inspection.online import Moments, Tally
+from asrmask.inspection.aggregate import positions
+from asrmask.inspection.diagnosis import Span, padding_by_span, real_queries, segment_spans, text_of
+from asrmask.inspection.inspected_model import InspectedModel
+from asrmask.inspection.key_labels import Spans, find_speech
+from asrmask.inspection.measure import ForcedText, Measurement, measure
+from asrmask.inspection.online import Moments, Tally, accumulate
 from asrmask.inspection.quantities import QUANTITIES, expected, kind_of
 from asrmask.inspection.recording import attention_places
 from asrmask.model.encoding import encode
@@ -36,25 +37,34 @@ from asrmask.transcription.settings import Settings
 from asrmask.transcription.stream import TranscriptionStream
 from asrmask.transcription.window_loop import Callbacks, DecodedWindow
 
-N_SHOWN = 12  # windows that are plotted; all are measured
+N_PLOTTED = 12  # windows that are plotted; all are measured
 N_BINS = 10  # relative positions from the start of a clip or text to its end
 
+SEGMENT_FIELDS = ["start", "end", "avg_logprob", "no_speech_prob", "compression_ratio"]
+COLUMNS = {  # of each table
+    "heads": f"file window start_s seconds policy attention layer head {' '.join(QUANTITIES)}",
+    "segments": "file window segment start end text attention_on_padding padding_s avg_logprob "
+    "no_speech_prob compression_ratio",
+    "words": "file window word start end probability cross_on_padding encoder_on_padding",
+    "windows": "file window start_s seconds policy end_logit end_logprob end_logit_padding "
+    "end_logit_audio text",
+}
+TYPES: dict[str, type] = {  # of columns; the others are float
+    **dict.fromkeys(("file", "policy", "attention", "text", "word"), str),
+    **dict.fromkeys(("window", "segment", "layer", "head"), int),
+}
 
-@dataclass(frozen=True)
-class WordAttention:
-    """A word with its share of attention on padding; None: no data.
 
-    cross:   cross-attention of the queries that predict the word
-    encoder: encoder self-attention of the audio positions where the word is spoken
-    """
+class WordAttention(NamedTuple):
+    """A word with its share of attention on padding; NaN: no data."""
 
     word: Word
-    cross: float | None
-    encoder: float | None
+    cross: float  # cross-attention of the queries that predict the word
+    encoder: float  # encoder self-attention of the audio positions where the word is spoken
 
 
 @dataclass(frozen=True)
-class Shown:
+class PlottedWindow:
     """A window to plot."""
 
     file: str
@@ -68,63 +78,15 @@ class Shown:
     other_text: str | None  # decoded under the second policy, if any
 
     @property
-    def hides(self) -> bool:
+    def hides_positions(self) -> bool:
         """Whether part of the window is hidden from cross-attention."""
-        return int(self.measurement.ground.counts.sum()) < CHUNK_LENGTH * POSITIONS_PER_SECOND
+        return int(self.measurement.cross_keys.counts.sum()) < N_POSITIONS
 
     @property
     def name(self) -> str:
         """Stem of the window's file names."""
         stem = "stdin" if self.file == "-" else Path(self.file).stem
         return f"{stem}-{self.number}"
-
-
-HEADS = {
-    "file": str,
-    "window": int,
-    "start_s": float,
-    "seconds": float,
-    "policy": str,
-    "attention": str,
-    "layer": int,
-    "head": int,
-    **dict.fromkeys(QUANTITIES, float),
-}
-SEGMENTS = {
-    "file": str,
-    "window": int,
-    "segment": int,
-    "start": float,
-    "end": float,
-    "text": str,
-    "attention_on_padding": float,
-    "padding_s": float,
-    "avg_logprob": float,
-    "no_speech_prob": float,
-    "compression_ratio": float,
-}
-WORDS = {
-    "file": str,
-    "window": int,
-    "word": str,
-    "start": float,
-    "end": float,
-    "probability": float,
-    "cross_on_padding": float,
-    "encoder_on_padding": float,
-}
-WINDOWS = {
-    "file": str,
-    "window": int,
-    "start_s": float,
-    "seconds": float,
-    "policy": str,
-    "end_logit": float,
-    "end_logprob": float,
-    "end_logit_padding": float,
-    "end_logit_audio": float,
-    "text": str,
-}
 
 
 class Inspection:
@@ -134,7 +96,7 @@ class Inspection:
     differences: statistics of second policy minus first, by window; None without a second policy
     profiles:    policy → place → attention mass on padding from start to end, (N_BINS,)
     tables:      heads, segments, words, windows
-    shown:       the first N_SHOWN windows, to plot
+    plotted:     the first N_PLOTTED windows
     """
 
     def __init__(self, model: Whisper, policy: Policy, against: Policy | None = None):
@@ -143,22 +105,20 @@ class Inspection:
         self.model = model
         self.policy = policy
         self.against = against
-        wanted = expected(model.dims)
-        self.policies = [policy] if against is None else [policy, against]
-        self.tallies = {str(p): Tally(wanted) for p in self.policies}
-        self.differences = None if against is None else Tally(wanted)
-        self.profiles: dict[str, dict[str, Moments]] = {str(p): {} for p in self.policies}
+        pairs = expected(model.dims)
+        policies = [str(p) for p in (policy, against) if p is not None]
+        self.tallies = {name: Tally(pairs) for name in policies}
+        self.differences = None if against is None else Tally(pairs)
+        self.profiles: dict[str, dict[str, Moments]] = {name: {} for name in policies}
         self.tables = {
-            "heads": Table(dict(HEADS)),
-            "segments": Table(dict(SEGMENTS)),
-            "words": Table(dict(WORDS)),
-            "windows": Table(dict(WINDOWS)),
+            table: Table({name: TYPES.get(name, float) for name in columns.split()})
+            for table, columns in COLUMNS.items()
         }
-        self.shown: list[Shown] = []
+        self.plotted: list[PlottedWindow] = []
         self.n_windows = 0
         self.files: list[str] = []
 
-    def listen(self, file: str, language: str | None = None) -> None:
+    def add(self, file: str, language: str | None = None) -> None:
         """Transcribe and measure a recording ("-": standard input)."""
         name = "standard input" if file == "-" else file
         recording = Recording.open(file)
@@ -167,7 +127,7 @@ class Inspection:
             raise AudioError(
                 f"{name}: pure silence, got {recording.n_samples} zeros, expected speech"
             )
-        speech = spoken(recording)
+        speech = find_speech(recording)
         file = printable(file)  # tables and plots need valid UTF-8
         settings = Settings(
             temperature=0.0,
@@ -176,206 +136,137 @@ class Inspection:
             padding=self.policy,
             policy_fallback=False,
         )
-        numbers = iter(range(1, 10**9))
-        running = TranscriptionStream(
-            self.model,
-            recording,
-            settings,
-            DecodingOptions(language=language),
-            Callbacks(on_window=lambda heard: self._window(file, next(numbers), heard, speech)),
+        numbers = itertools.count(1)
+        callbacks = Callbacks(
+            on_window=lambda decoded: self._add_window(file, next(numbers), decoded, speech)
         )
-        for _ in running:
-            pass
+        options = DecodingOptions(language=language)
+        TranscriptionStream(self.model, recording, settings, options, callbacks).result()
         self.files.append(file)
 
-    def _window(self, file: str, number: int, heard: DecodedWindow, speech: Spans) -> None:
-        text = text_of(self.model, heard)
-        start_s = heard.seek / FRAMES_PER_SECOND
-        spoken = [(a - start_s, b - start_s) for a, b in speech]
-        is_shown = len(self.shown) < N_SHOWN
-        found = measure(
-            self.model, heard.window, self.policy, text, speech=spoken, keep_weights=is_shown
-        )
-        measurements = [found]
+    def _add_window(self, file: str, number: int, decoded: DecodedWindow, speech: Spans) -> None:
+        model, features = self.model, decoded.window
+        text = text_of(model, decoded)
+        start_s = decoded.seek / FRAMES_PER_SECOND
+        speech = [(start - start_s, end - start_s) for start, end in speech]
+        is_plotted = len(self.plotted) < N_PLOTTED
+        first = measure(model, features, self.policy, text, speech, keep_weights=is_plotted)
+        key = {"file": file, "window": number}
+        self._add_heads(self.policy, key, decoded, first)
         other_text = None
-        if self.against is not None:
-            window = heard.spectrogram.window(
-                heard.seek, heard.window.n_frames, fill=self.against.fill
+        if self.against is not None and self.differences is not None:
+            window = decoded.spectrogram.window(
+                decoded.seek, features.n_frames, fill=self.against.fill
             )
-            measurements.append(measure(self.model, window, self.against, text, speech=spoken))
-            if is_shown:
-                encoded = encode(self.model, [window], self.against)
-                other_text = decode_encoded(self.model, encoded, heard.options)[0].text
-        self._count(file, number, start_s, heard, measurements)
-        tokenizer = tokenizer_of(self.model, heard.options)
-        words = self._words(heard, found, text, tokenizer)
-        where = {"file": file, "window": number}
-        for seen in words:
-            self.tables["words"].add(
-                **where,
-                word=seen.word.word.strip(),
-                start=seen.word.start,
-                end=seen.word.end,
-                probability=seen.word.probability,
-                cross_on_padding=seen.cross,
-                encoder_on_padding=seen.encoder,
+            second = measure(model, window, self.against, text, speech)
+            self._add_heads(self.against, key, decoded, second)
+            self.differences.add(
+                {k: second.values[k] - v for k, v in first.values.items() if k in second.values}
             )
-        self._segments(heard, found, text, where)
-        if is_shown:
-            pieces = [tokenizer.decode_with_timestamps([t]) for t in text.tokens]
-            self.shown.append(
-                Shown(
-                    file,
-                    number,
-                    start_s,
-                    heard.window,
-                    found,
-                    [*pieces, "(end)"],
-                    words,
-                    heard.result.text,
-                    other_text,
-                )
+            if is_plotted:
+                encoded = encode(model, [window], self.against)
+                other_text = decode_encoded(model, encoded, decoded.options)[0].text
+        words = self._add_text(key, decoded, first, text)
+        if is_plotted:
+            tokens = [*(text.tokenizer.decode_with_timestamps([t]) for t in text.tokens), "(end)"]
+            result = (words, decoded.result.text, other_text)
+            self.plotted.append(
+                PlottedWindow(file, number, start_s, features, first, tokens, *result)
             )
         self.n_windows += 1
 
-    def _count(
-        self,
-        file: str,
-        number: int,
-        start_s: float,
-        heard: DecodedWindow,
-        measurements: list[Measurement],
+    def _add_heads(
+        self, policy: Policy, key: dict[str, Any], decoded: DecodedWindow, measurement: Measurement
     ) -> None:
-        """Add a window's measurements, one per policy, to the statistics and tables."""
-        seconds = heard.window.n_frames / FRAMES_PER_SECOND
-        for policy, found in zip(self.policies, measurements, strict=True):
-            where = {
-                "file": file,
-                "window": number,
-                "start_s": start_s,
-                "seconds": seconds,
-                "policy": str(policy),
-            }
-            self.tallies[str(policy)].add(found.values)
-            for place in attention_places(self.model.dims):
-                kind, layer = kind_of(place), int(place.split(".")[1])
-                dims = self.model.dims
-                n_heads = dims.n_audio_head if kind == "encoder.self" else dims.n_text_head
-                for head in range(n_heads):
-                    row = {
-                        name: float(found.values[place, name][0, head])
-                        if (place, name) in found.values
-                        else None
-                        for name in QUANTITIES
-                    }
-                    self.tables["heads"].add(**where, attention=kind, layer=layer, head=head, **row)
-            self.tables["windows"].add(
-                **where,
-                end_logit=found.end_logit,
-                end_logprob=found.end_logprob,
-                end_logit_padding=_sum(found, "end_padding"),
-                end_logit_audio=_sum(found, "end_audio"),
-                text=heard.result.text,
-            )
-            mine = self.profiles[str(policy)]
-            for place, profile in found.profiles.items():
-                binned = in_bins(profile[0])
-                if binned is not None:
-                    sample = Moments.of(binned[None])
-                    mine[place] = mine[place] + sample if place in mine else sample
-        if self.differences is not None:
-            one, other = (found.values for found in measurements)
-            self.differences.add({key: other[key] - one[key] for key in one if key in other})
+        """Add a window's measurement under a policy to the statistics and tables."""
+        values, name = measurement.values, str(policy)
+        key = {
+            **key,
+            "start_s": decoded.seek / FRAMES_PER_SECOND,
+            "seconds": decoded.window.n_frames / FRAMES_PER_SECOND,
+            "policy": name,
+        }
+        for place in attention_places(self.model.dims):
+            n_heads = InspectedModel(self.model).n_heads(place)
+            no_data = np.full((1, n_heads), np.nan)
+            rows = {q: values.get((place, q), no_data)[0].tolist() for q in QUANTITIES}
+            labels = {**key, "attention": kind_of(place), "layer": int(place.split(".")[1])}
+            for head in range(n_heads):
+                row = {quantity: heads[head] for quantity, heads in rows.items()}
+                self.tables["heads"].add(**labels, head=head, **row)
+        self.tables["windows"].add(
+            **key,
+            end_logit=measurement.end_logit,
+            end_logprob=measurement.end_logprob,
+            end_logit_padding=measurement.sum_heads("end_padding"),
+            end_logit_audio=measurement.sum_heads("end_audio"),
+            text=decoded.result.text,
+        )
+        self.tallies[name].add(values)
+        bins = {place: in_bins(profile[0])[None] for place, profile in measurement.profiles.items()}
+        accumulate(self.profiles[name], bins)
 
-    def _segments(
-        self, heard: DecodedWindow, found: Measurement, text: Text, where: dict[str, Any]
-    ) -> None:
-        bounds = segment_spans(heard, text, text.n_queries(self.model.dims.n_text_ctx))
-        shares = by_span(found.profiles, bounds, "cross").mean(axis=1)
-        for i, (segment, share) in enumerate(zip(heard.segments, shares, strict=True)):
-            self.tables["segments"].add(
-                **where,
-                segment=i,
-                start=segment.start,
-                end=segment.end,
-                text=segment.text.strip(),
-                attention_on_padding=float(share),
-                padding_s=found.ground.padding_s,
-                avg_logprob=segment.avg_logprob,
-                no_speech_prob=segment.no_speech_prob,
-                compression_ratio=segment.compression_ratio,
-            )
-
-    def _words(
-        self, heard: DecodedWindow, found: Measurement, text: Text, tokenizer: Tokenizer
+    def _add_text(
+        self, key: dict[str, Any], decoded: DecodedWindow, measured: Measurement, text: ForcedText
     ) -> list[WordAttention]:
-        """Return the window's words with their attention on padding."""
-        start_s = heard.seek / FRAMES_PER_SECOND
-        n_queries = text.n_queries(self.model.dims.n_text_ctx)
-        told: list[tuple[Word, tuple[int, int]]] = []
-        for segment, span in zip(
-            heard.segments, segment_spans(heard, text, n_queries), strict=True
-        ):
-            if span is not None:
-                told += word_spans(segment, span, tokenizer)
-        cross = by_span(found.profiles, [span for _, span in told], "cross").mean(axis=1)
-        n = heard.window.n_positions
-        said = [positions(word.start - start_s, word.end - start_s, n) for word, _ in told]
-        layers = []
-        for place, profile in found.profiles.items():
-            if place.startswith("encoder."):
-                own = torch.from_numpy(profile[0])[found_rows(profile[0])][None]
-                if own.shape[1] == n:
-                    (means,) = spans(own, everything(own), [said])
-                    layers.append(means.mean(dim=-1))
-        heard_by = torch.stack(layers).mean(dim=0).tolist() if layers else [None] * len(told)
-        return [
-            WordAttention(word, None if np.isnan(a) else float(a), b)
-            for (word, _), a, b in zip(told, cross, heard_by, strict=True)
+        """Add the window's segments and words to their tables; return the words."""
+        profiles = measured.profiles
+        spans = segment_spans(decoded, text, self.model.dims.n_text_ctx)
+        masses = padding_by_span(profiles, "decoder.cross", spans).mean(axis=1).tolist()
+        for i, (segment, mass) in enumerate(zip(decoded.segments, masses, strict=True)):
+            self.tables["segments"].add(
+                **key,
+                segment=i,
+                text=segment.text.strip(),
+                attention_on_padding=mass,
+                padding_s=measured.cross_keys.padding_s,
+                **{name: segment[name] for name in SEGMENT_FIELDS},
+            )
+        word_queries = [
+            pair
+            for segment, span in zip(decoded.segments, spans, strict=True)
+            for pair in word_spans(segment, span, text.tokenizer)
         ]
+        cross = padding_by_span(profiles, "decoder.cross", [span for _, span in word_queries])
+        start_s, n = decoded.seek / FRAMES_PER_SECOND, decoded.window.n_positions
+        times = [positions(word.start - start_s, word.end - start_s, n) for word, _ in word_queries]
+        audio = {place: p[:, real_queries(p[0])] for place, p in profiles.items()}
+        encoder = padding_by_span(audio, "encoder.self", times)
+        masses = np.stack([cross.mean(axis=1), encoder.mean(axis=1)], axis=1).tolist()
+        words = [WordAttention(w, *m) for (w, _), m in zip(word_queries, masses, strict=True)]
+        for word, on_cross, on_encoder in words:
+            row = {**key, **word, "word": word.word.strip()}
+            self.tables["words"].add(
+                **row, cross_on_padding=on_cross, encoder_on_padding=on_encoder
+            )
+        return words
 
 
-def _sum(found: Measurement, name: str) -> float | None:
-    """Sum of a quantity over all heads; None: no data."""
-    parts = [values.sum() for (_, quantity), values in found.values.items() if quantity == name]
-    total = float(sum(parts))
-    return None if np.isnan(total) else total
-
-
-def found_rows(profile: np.ndarray) -> np.ndarray:
-    """Queries that have data, (Q, H) → (Q,) bool: real ones, if any padding is visible."""
-    return ~np.isnan(profile).any(axis=-1)
-
-
-def in_bins(profile: np.ndarray) -> np.ndarray | None:
+def in_bins(profile: np.ndarray) -> np.ndarray:
     """Average the mass on padding of real queries in N_BINS bins, (Q, H) → (N_BINS,).
 
-    None if no query has data. A bin without queries, as in a short text, is NaN.
+    A bin without queries, as in a short text, is NaN.
     """
-    rows = profile[found_rows(profile)].mean(axis=-1)
-    if not len(rows):
-        return None
-    bins = np.arange(len(rows)) * N_BINS // len(rows)
-    sums, counts = np.zeros(N_BINS), np.bincount(bins, minlength=N_BINS)
-    np.add.at(sums, bins, rows)
+    masses = profile[real_queries(profile)].mean(axis=-1)
+    bins = np.arange(len(masses)) * N_BINS // max(len(masses), 1)
+    counts = np.bincount(bins, minlength=N_BINS)
+    sums = np.bincount(bins, weights=masses, minlength=N_BINS)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def word_spans(
-    segment: Segment, span: tuple[int, int], tokenizer: Tokenizer
-) -> list[tuple[Word, tuple[int, int]]]:
-    """Return a segment's words, each with the (first, end) queries that predict its tokens.
+def word_spans(segment: Segment, span: Span, tokenizer: Tokenizer) -> list[tuple[Word, Span]]:
+    """Return a segment's words, each with the queries that predict its tokens.
 
     span: the queries of the segment
     """
     words = segment.words or []
     ends = np.cumsum([len(word.word) for word in words])
-    found: dict[int, list[int]] = {}
+    queries: dict[int, list[int]] = {}  # by the index of the word
     text: list[int] = []
     for query, token in zip(range(*span), segment.tokens, strict=False):
         if token >= tokenizer.eot:  # a timestamp
             continue
-        at = int(np.searchsorted(ends, len(tokenizer.decode(text)), side="right"))
+        word = int(np.searchsorted(ends, len(tokenizer.decode(text)), side="right"))
         text.append(token)
-        found.setdefault(min(at, len(words) - 1), []).append(query)
-    return [(words[i], (q[0], q[-1] + 1)) for i, q in sorted(found.items()) if i >= 0]
+        queries.setdefault(min(word, len(words) - 1), []).append(query)
+    return [(words[i], (q[0], q[-1] + 1)) for i, q in sorted(queries.items()) if i >= 0]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,125 +20,97 @@ Spans = Sequence[tuple[float, float]]  # (start, end) of speech, in seconds
 SPEECH = VadOptions(min_silence_duration_ms=100, speech_pad_ms=30)
 
 
-def spoken(recording: Recording) -> Spans:
-    """Detect the spans of speech in a recording with Silero's detector."""
+def find_speech(recording: Recording) -> Spans:
+    """Find the speech in a recording with Silero's detector."""
     return speech_spans(recording, SPEECH)
 
 
 @dataclass(frozen=True)
 class KeyLabels:
-    """Labels for every key of a batch.
+    """Labels for the keys of one clip, each (1, K)."""
 
-    audio:       (B, K) bool, True = real audio, False = padding
-    last_second: (B, K) bool, the last 50 audio positions (all, if there are fewer)
-    speech:      (B, K) bool, audio that is speech; None = unknown
-    counts:      (B, K) positions that the key represents: 1, 0 if hidden, more if virtual
-    starts:      (B, K) first position of the key, from the start of the audio; negative before it
-    """
-
-    audio: Tensor
-    last_second: Tensor
-    speech: Tensor | None
-    counts: Tensor
-    starts: Tensor
+    audio: Tensor  # bool: real audio; the others are padding
+    last_second: Tensor  # bool: the last 50 audio positions (all, if there are fewer)
+    speech: Tensor | None  # bool: audio that is speech; None = unknown
+    counts: Tensor  # positions that the key represents: 1, 0 if hidden, more if virtual
+    starts: Tensor  # first position of the key, from the start of the audio; negative before it
 
     @property
     def padding(self) -> Tensor:
-        """(B, K) bool: visible padding."""
+        """(1, K) bool: visible padding."""
         return ~self.audio & (self.counts > 0)
 
     @property
     def padding_s(self) -> float:
-        """Seconds of visible padding, summed over the batch."""
+        """Seconds of visible padding."""
         return float((self.counts * self.padding).sum()) / POSITIONS_PER_SECOND
-
-    def cut(self, first: int, end: int) -> "KeyLabels":
-        """Return the labels of the keys first..end."""
-        parts = (self.audio, self.last_second, self.speech, self.counts, self.starts)
-        return KeyLabels(*(None if x is None else x[:, first:end] for x in parts))  # type: ignore[arg-type]
 
     @classmethod
     def of(
         cls,
-        lengths: Sequence[int] | Tensor,
+        n_positions: int,
         n_keys: int,
         *,
-        offsets: Sequence[int] | Tensor | None = None,
+        first: int = 0,
         mask: Tensor | None = None,
-        speech: Sequence[Spans] | None = None,
+        speech: Spans | None = None,
     ) -> "KeyLabels":
-        """Label the keys of clips with these lengths.
+        """Label the keys of a clip with n_positions of audio.
 
-        lengths: (B,) positions of audio, 1 or more
-        offsets: (B,) index of the first audio key; None = 0
-        mask:    (B, 1, 1, K) as given to `attend`: bool, or the log of each key's positions
-        speech:  for each clip its spans of speech
+        first: index of the first audio key
+        mask:  (1, 1, 1, K) as given to `attend`: bool, or the log of each key's positions
         """
-        lengths = torch.as_tensor(lengths)
-        device = lengths.device
-        begins = torch.zeros_like(lengths) if offsets is None else torch.as_tensor(offsets)
-        begins = begins.to(device)
-        if (
-            int(lengths.min()) < 1
-            or int(begins.min()) < 0
-            or int((begins + lengths).max()) > n_keys
-        ):
+        if n_positions < 1 or first < 0 or first + n_positions > n_keys:
             raise OptionError(
-                f"audio must be 1 position or more of {n_keys} keys, got {lengths.tolist()} from "
-                f"{begins.tolist()}"
+                f"audio must be 1 position or more of {n_keys} keys, got {n_positions} from {first}"
             )
-        keys = torch.arange(n_keys, device=device) - begins[:, None]  # (B, K)
-        ends = lengths[:, None]
-        audio = (keys >= 0) & (keys < ends)
-        n_clips = len(lengths)
-        counts, starts = torch.ones(n_clips, n_keys, device=device), keys
-        if mask is not None:
-            row = mask[:, 0, 0].expand(n_clips, -1)
-            if mask.dtype == torch.bool:
-                counts = row.float()
-            else:  # log of the counts
-                counts = row.exp().round()
-                starts = (counts.cumsum(dim=1) - counts).long()
-        spoken = None
+        starts = torch.arange(-first, n_keys - first)[None]
+        audio = (starts >= 0) & (starts < n_positions)
+        last_second = audio & (starts >= n_positions - POSITIONS_PER_SECOND)
+        is_speech = None
         if speech is not None:
-            spoken = torch.zeros_like(audio)
-            for row, places, pairs in zip(spoken, keys, speech, strict=True):
-                for start_s, end_s in pairs:
-                    first, end = (round(s * POSITIONS_PER_SECOND) for s in (start_s, end_s))
-                    row |= (places >= first) & (places < end)
-            spoken &= audio
-        return cls(audio, audio & (keys >= ends - POSITIONS_PER_SECOND), spoken, counts, starts)
+            is_speech = torch.zeros_like(audio)
+            for span in speech:
+                begin, end = (round(s * POSITIONS_PER_SECOND) for s in span)
+                is_speech |= audio & (starts >= begin) & (starts < end)
+        counts = torch.ones_like(starts).float() if mask is None else mask[:, 0, 0].float()
+        if mask is not None and mask.dtype != torch.bool:  # log of the counts
+            counts = counts.exp().round()
+            starts = (counts.cumsum(dim=1) - counts).long()
+        return cls(audio, last_second, is_speech, counts, starts)
 
 
-def encoder_key_labels(
-    plan: Plan, lengths: Sequence[int], speech: Sequence[Spans] | None = None
-) -> KeyLabels:
-    """Label the keys of the encoder's self-attention under a plan, as they are recorded."""
+def encoder_key_labels(plan: Plan, n_positions: int, speech: Spans | None = None) -> KeyLabels:
+    """Label the keys of the encoder's self-attention for one clip under a plan."""
     first, end = plan.positions
-    n_keys = end - first
     mask = plan.encoder_mask
-    if mask is not None:
-        n_keys = mask.shape[-1]
-    offsets = None if plan.first is None else plan.first - first
-    return KeyLabels.of(lengths, n_keys, offsets=offsets, mask=mask, speech=speech)
+    return KeyLabels.of(
+        n_positions,
+        end - first if mask is None else mask.shape[-1],
+        first=0 if plan.first is None else int(plan.first) - first,
+        mask=mask,
+        speech=speech,
+    )
 
 
 def cross_key_labels(
-    encoded: CrossAttentionCache, lengths: Sequence[int], speech: Sequence[Spans] | None = None
+    encoded: CrossAttentionCache, n_positions: int, speech: Spans | None = None
 ) -> KeyLabels:
-    """Label the keys of cross-attention.
+    """Label the keys of cross-attention for one clip.
 
-    The cache leaves out keys at both ends that are hidden from all clips, which can be audio too.
-    So the complete range is labelled, then cut to the keys that exist.
+    The cache leaves out hidden keys at both ends, which can be audio too. So the complete range is
+    labelled, then cut to the keys that exist.
     """
-    offsets = torch.tensor([encoded.first_of(i) - encoded.origin for i in range(encoded.n_clips)])
+    first = encoded.first_of(0) - encoded.origin
     ((keys, _, mask),) = encoded.layers[0]
     n_keys = keys.shape[2]
-    before = max(-int(offsets.min()), 0)
-    behind = max(int((offsets + torch.as_tensor(lengths)).max()) - n_keys, 0)
+    n_before, n_after = max(-first, 0), max(first + n_positions - n_keys, 0)
     if mask is not None and mask.dtype == torch.bool:
-        mask = pad(mask, (before, behind), value=False)
-    whole = KeyLabels.of(
-        lengths, before + n_keys + behind, offsets=offsets + before, mask=mask, speech=speech
-    )
-    return whole.cut(before, before + n_keys)
+        mask = pad(mask, (n_before, n_after), value=False)
+    n = n_before + n_keys + n_after
+    labels = KeyLabels.of(n_positions, n, first=first + n_before, mask=mask, speech=speech)
+    cut: dict[str, Any] = {
+        name: None if tensor is None else tensor[:, n_before : n_before + n_keys]
+        for name, tensor in vars(labels).items()
+    }
+    return KeyLabels(**cut)

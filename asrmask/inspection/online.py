@@ -5,33 +5,28 @@ give the same result as one batch of 98. NaN values are skipped for each entry s
 not count. An entry without samples has the mean NaN.
 """
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from asrmask.errors import OptionError
+from asrmask.inspection.quantities import kind_of
 from asrmask.reporting.tables import Table
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and sum of squared deviations for each entry; `+` merges two sample sets.
+    """Statistics of samples, each (…); `+` merges two sample sets."""
 
-    n, mean, m2: arrays of the same shape (…); n is integer, the others float64. Plain data that
-                 can be sent between processes
-    """
-
-    n: np.ndarray
+    n: np.ndarray  # samples with data
     mean: np.ndarray
-    m2: np.ndarray
-
-    @classmethod
-    def none(cls, shape: tuple[int, ...]) -> "Moments":
-        """Moments of zero samples of that shape."""
-        return cls(np.zeros(shape, dtype=np.int64), np.zeros(shape), np.zeros(shape))
+    m2: np.ndarray  # sum of squared deviations
 
     @classmethod
     def of(cls, samples: np.ndarray) -> "Moments":
@@ -54,11 +49,9 @@ class Moments:
 
     def __add__(self, other: "Moments") -> "Moments":
         """Moments of both sample sets together."""
-        if self.mean.shape != other.mean.shape:
-            raise OptionError(
-                f"statistics must be of one shape to add up, got {self.mean.shape} "
-                f"and {other.mean.shape}"
-            )
+        shapes = self.mean.shape, other.mean.shape
+        if shapes[0] != shapes[1]:
+            raise OptionError(f"statistics must be of one shape to add up, got {shapes}")
         n = self.n + other.n
         share = other.n / np.maximum(n, 1)
         distance = other.mean - self.mean
@@ -83,12 +76,11 @@ class Moments:
         return self.means() - half, self.means() + half
 
 
-def total(parts: Iterable[Moments]) -> Moments:
-    """Merge one or more moments."""
-    first, *rest = parts
-    for part in rest:
-        first = first + part
-    return first
+def accumulate(moments: dict[Key, Moments], samples: Mapping[Key, np.ndarray]) -> None:
+    """Add a batch of samples, (samples, …), to the moments of each key."""
+    for key, batch in samples.items():
+        new = Moments.of(batch)
+        moments[key] = moments[key] + new if key in moments else new
 
 
 class HeadMean(NamedTuple):
@@ -107,25 +99,16 @@ class Tally:
     """Statistics of each head, for every place and quantity.
 
     expected: (place, quantity) pairs that should have data; those without are listed in `missing`
+    moments:  (place, quantity) → statistics, (H,)
     """
 
     def __init__(self, expected: Iterable[tuple[str, str]] = ()):
         self.expected = tuple(expected)
         self.moments: dict[tuple[str, str], Moments] = {}
 
-    def add(self, values: dict[tuple[str, str], np.ndarray]) -> None:
+    def add(self, values: Mapping[tuple[str, str], np.ndarray]) -> None:
         """Add a batch: (place, quantity) → (samples, heads)."""
-        for key, samples in values.items():
-            mine = Moments.of(samples)
-            self.moments[key] = self.moments[key] + mine if key in self.moments else mine
-
-    def __add__(self, other: "Tally") -> "Tally":
-        """Merge two tallies, for example from two processes."""
-        both = Tally(dict.fromkeys((*self.expected, *other.expected)))
-        for part in (self, other):
-            for key, mine in part.moments.items():
-                both.moments[key] = both.moments[key] + mine if key in both.moments else mine
-        return both
+        accumulate(self.moments, values)
 
     def heads(self) -> Iterator[HeadMean]:
         """Yield every quantity of every head; NaN without samples."""
@@ -135,70 +118,47 @@ class Tally:
                 yield HeadMean(place, quantity, head, int(n), *map(float, numbers))
 
     def ranked(self, kind: str, quantity: str) -> list[HeadMean]:
-        """Return the heads of one kind of attention that have data, highest mean first.
+        """Return the heads of one kind of attention (KINDS) that have data, highest mean first."""
+        wanted = (kind, quantity)
+        heads = [h for h in self.heads() if (kind_of(h.place), h.quantity) == wanted and h.n > 0]
+        return sorted(heads, key=lambda head: -head.mean)
 
-        kind: "encoder.self", "decoder.self" or "decoder.cross"
-        """
-        part, what = kind.split(".")
-        found = [
-            row
-            for row in self.heads()
-            if row.quantity == quantity
-            and row.place.startswith(f"{part}.")
-            and row.place.endswith(f".{what}")
-            and not math.isnan(row.mean)
-        ]
-        return sorted(found, key=lambda row: -row.mean)
+    def places(self, kind: str) -> list[str]:
+        """Return the expected places of one kind of attention, in the order of layers."""
+        return [p for p in dict.fromkeys(place for place, _ in self.expected) if kind_of(p) == kind]
 
     def has(self, key: tuple[str, str]) -> bool:
+        """Whether a (place, quantity) has data."""
         return key in self.moments and bool(self.moments[key].n.any())
 
     @property
     def missing(self) -> list[str]:
         """Names of expected quantities without data; just the place if it has no data at all."""
-        places = dict.fromkeys(place for place, _ in self.expected)
-        found = []
-        for place in places:
-            wanted = [quantity for p, quantity in self.expected if p == place]
-            absent = [quantity for quantity in wanted if not self.has((place, quantity))]
-            if len(absent) == len(wanted):
-                found.append(place)
-            else:
-                found += [f"{place} {quantity}" for quantity in absent]
-        return found
+        missing: list[str] = []
+        for place, group in groupby(self.expected, key=itemgetter(0)):
+            pairs = list(group)
+            absent = [" ".join(pair) for pair in pairs if not self.has(pair)]
+            missing += [place] if len(absent) == len(pairs) else absent
+        return missing
 
-    def grid(self, places: list[str], quantity: str, n_heads: int) -> np.ndarray:
-        """Return the means, (places, heads); NaN, not 0, where there is no data."""
-        rows = [
-            self.moments[place, quantity].means()
-            if self.has((place, quantity))
-            else np.full(n_heads, math.nan)
-            for place in places
-        ]
-        return np.stack(rows) if rows else np.empty((0, n_heads))
+    def grid(self, kind: str, quantity: str, n_heads: int) -> np.ndarray:
+        """Return the means of one kind of attention, (layers, heads); NaN: no data."""
+        keys = [(place, quantity) for place in self.places(kind)]
+        no_data = np.full(n_heads, np.nan)
+        return np.array([self.moments[k].means() if k in self.moments else no_data for k in keys])
 
 
 def heads_table(tallies: Iterable[tuple[str, Tally]], label: str, samples: str) -> Table:
     """Tabulate the mean of every quantity of every head, with its 95 % interval.
 
-    tallies: (name, tally) pairs; the name is the first column
-    label:   header of the first column: "policy", "cell"
-    samples: header of the column with the number of samples: "windows", "clips"
+    tallies: (name, tally) pairs
+    label:   header of the column of names: "policy", "cell"
+    samples: header of the number of samples: "windows", "clips"
     """
-    numbers: dict[str, type] = {"mean": float, "low": float, "high": float}
     head: dict[str, type] = {"attention": str, "layer": int, "head": int, "quantity": str}
-    table = Table({label: str, **head, samples: int, **numbers})
+    table = Table({label: str, **head, samples: int, "mean": float, "low": float, "high": float})
     for name, tally in tallies:
-        for row in tally.heads():
-            part, layer, what = row.place.split(".")
-            table.add(
-                **{label: name, samples: row.n},
-                attention=f"{part}.{what}",
-                layer=int(layer),
-                head=row.head,
-                quantity=row.quantity,
-                mean=row.mean,
-                low=row.low,
-                high=row.high,
-            )
+        for place, quantity, number, n, *interval in tally.heads():
+            cells = (name, kind_of(place), int(place.split(".")[1]), number, quantity, n, *interval)
+            table.add(**dict(zip(table.columns, cells, strict=True)))
     return table

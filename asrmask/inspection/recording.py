@@ -1,35 +1,29 @@
 """Record tensors inside the model: places, quantities and shapes.
 
-`model.encode`, `encoding.encode`, `model.logits` and the decoder take a function `record`. They
-call it with a place, a quantity and a tensor, layer by layer, during the normal forward pass. Place
-and quantity together form a name, such as "decoder.2.cross.weights":
+`model.encode`, `encoding.encode`, `model.logits` and the decoder call a function `record` with a
+place, a quantity and a tensor, layer by layer, during the normal forward pass. Place and quantity
+together form a name, such as "decoder.2.cross.weights":
 
-| place            | attention from queries to keys         | quantities                         |
-|------------------|----------------------------------------|------------------------------------|
-| encoder.N.self   | audio positions to audio positions     | scores, weights, values, outputs   |
-| decoder.N.self   | text to text                           | the same                           |
-| decoder.N.cross  | text to audio positions                | the same                           |
-| encoder.N        |                                        | residual, after layer N            |
-| decoder.N        |                                        | the same                           |
-| encoder.input, decoder.input |                            | residual, before the first layer   |
+| place                                           | quantities                         |
+|-------------------------------------------------|------------------------------------|
+| encoder.N.self, decoder.N.self, decoder.N.cross | scores, weights, values, outputs   |
+| encoder.input, decoder.input                    | residual, before the first layer   |
+| encoder.N, decoder.N                            | residual, after layer N            |
 
-| quantity | shape        | meaning                                                           |
-|----------|--------------|-------------------------------------------------------------------|
-| scores   | (B, H, Q, K) | q kᵀ / √d after the mask: −inf where hidden, or plus a bias       |
-| weights  | (B, H, Q, K) | softmax of the scores: each row sums to 1                         |
-| values   | (B, H, K, d) | value vectors                                                     |
-| outputs  | (B, H, Q, d) | weighted mean of the values, before the output projection         |
-| residual | (B, Q, D)    | residual stream                                                   |
+| quantity | shape        | meaning                                                     |
+|----------|--------------|-------------------------------------------------------------|
+| scores   | (B, H, Q, K) | q kᵀ / √d after the mask: −inf where hidden, or plus a bias |
+| weights  | (B, H, Q, K) | softmax of the scores: each row sums to 1                   |
+| values   | (B, H, K, d) | value vectors                                               |
+| outputs  | (B, H, Q, d) | weighted mean of the values, before the output projection   |
+| residual | (B, Q, D)    | residual stream                                             |
 
-The keys are the window's 1500 positions, with these exceptions:
-
-- `trim`: only the positions that are computed.
-- Cross-attention: without the keys at both ends that are hidden from all clips
-  (`CrossAttentionCache.origin` is the position of the first key).
+The keys, labelled by `key_labels.KeyLabels`, are the window's 1500 positions, except:
+- `trim`: only the positions that are computed
+- cross-attention: without the keys at both ends that are hidden from all clips
+  (`CrossAttentionCache.origin` is the position of the first key)
 - `virtual`: the clip's own keys, then averages that represent several positions each. The score
-  includes the log of their number, so the weight is the mass of all of them.
-
-`key_labels.KeyLabels` describes the keys.
+  includes the log of their number, so the weight is the mass of all of them
 """
 
 from fnmatch import fnmatchcase
@@ -51,51 +45,43 @@ def attention_places(dims: ModelDimensions) -> list[str]:
     return places
 
 
-def names(dims: ModelDimensions) -> list[str]:
+def recorded_names(dims: ModelDimensions) -> list[str]:
     """Return all names that encoder and decoder record, under any policy."""
-    found = [f"{place}.{quantity}" for place in attention_places(dims) for quantity in ATTENTION]
+    names = [f"{place}.{quantity}" for place in attention_places(dims) for quantity in ATTENTION]
     for part, n_layers in (("encoder", dims.n_audio_layer), ("decoder", dims.n_text_layer)):
-        found += [f"{part}.{layer}.residual" for layer in ("input", *range(n_layers))]
-    return found
+        names += [f"{part}.{layer}.residual" for layer in ("input", *range(n_layers))]
+    return names
 
 
-class Keeper:
-    """Recorder that keeps the tensors whose names match its patterns, for one forward pass.
+class ActivationCache:
+    """Recorder that stores the tensors whose names match its patterns, for one forward pass.
 
     patterns: names with * as wildcard: "decoder.*.cross.weights"
-    kept:     name → tensor
+    tensors:  name → tensor
     """
 
     def __init__(self, dims: ModelDimensions, *patterns: str):
+        names = recorded_names(dims)
         for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names(dims)):
+            if not any(fnmatchcase(name, pattern) for name in names):
                 raise OptionError(
-                    f"a name to record must be like {names(dims)[0]}, "
-                    f"{names(dims)[-1]} or decoder.*.cross.weights, got {pattern!r}"
+                    f"a name to record must be like {names[0]}, {names[-1]} or "
+                    f"decoder.*.cross.weights, got {pattern!r}"
                 )
         self.patterns = patterns
-        self.kept: dict[str, Tensor] = {}
-        self._expected = [name for name in names(dims) if self._wants(name)]
-
-    def _wants(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self.patterns)
+        self.tensors: dict[str, Tensor] = {}
 
     def __call__(self, place: str, quantity: str, tensor: Tensor) -> None:
         name = f"{place}.{quantity}"
-        if not self._wants(name):
+        if not any(fnmatchcase(name, pattern) for pattern in self.patterns):
             return
-        if name in self.kept:
-            raise OptionError(f"a keeper is for one pass, got {name} a second time")
-        self.kept[name] = tensor.clone() if quantity == "values" else tensor
-
-    @property
-    def missing(self) -> list[str]:
-        """Names that match a pattern but were not recorded."""
-        return [name for name in self._expected if name not in self.kept]
+        if name in self.tensors:
+            raise OptionError(f"an ActivationCache is for one pass, got {name} a second time")
+        self.tensors[name] = tensor.clone() if quantity == "values" else tensor
 
 
-def both(*recorders: Recorder) -> Recorder:
-    """Combine recorders into one that calls all of them."""
+def combine_recorders(*recorders: Recorder) -> Recorder:
+    """Return a recorder that calls all of these."""
 
     def record(place: str, quantity: str, tensor: Tensor) -> None:
         for recorder in recorders:

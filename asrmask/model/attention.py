@@ -5,7 +5,7 @@ positions (50 a second), D width, d = D / H.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,29 @@ from torch.nn.functional import scaled_dot_product_attention
 # "residual" at the place of a layer) and the tensor itself. inspection/recording.py lists all
 # places and shapes. The next layer may overwrite the memory of "values": copy it to keep it.
 Recorder = Callable[[str, str, Tensor], None]
+
+
+class Products(Protocol):
+    """The two matrix products of attention, for keys and values that are not plain floats."""
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """q kᵀ / √d: (B, H, Q, d), (B, H, K, d) → (B, H, Q, K), float32"""
+        ...
+
+    def outputs(self, weights: Tensor, v: Tensor) -> Tensor:
+        """(B, H, Q, K), (B, H, K, d) → (B, H, Q, d)"""
+        ...
+
+
+class FloatProducts:
+    """The products as openai-whisper computes them."""
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        scale = q.shape[-1] ** -0.25  # on both sides: half precision overflows less
+        return ((q * scale) @ (k * scale).transpose(-1, -2)).float()
+
+    def outputs(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.to(v.dtype) @ v
 
 
 class KeyValues(NamedTuple):
@@ -37,6 +60,7 @@ def attend(
     *,
     record: Recorder | None = None,
     place: str = "",
+    products: Products | None = None,
 ) -> Tensor:
     """softmax(q kᵀ / √d + mask) v
 
@@ -46,29 +70,35 @@ def attend(
           scores instead; None = everything is visible
     returns (B, H, Q, d)
 
-    With `record` the softmax is spelled out, and scores, weights (B, H, Q, K), values (B, H, K, d)
-    and outputs (B, H, Q, d) are recorded. Both ways agree to 1e-6.
+    PyTorch's fused kernel computes it, unless something is recorded or `products` are given. Then
+    the softmax is spelled out. Both ways agree to 1e-6. `record` gets scores, weights (B, H, Q, K),
+    values (B, H, K, d) and outputs (B, H, Q, d).
     """
     if mask is not None and mask.is_floating_point():
         mask = mask.to(q.dtype)
-    if record is None:
+    if record is None and products is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    scale = q.shape[-1] ** -0.25  # on both sides, as upstream: half precision overflows less
-    scores = ((q * scale) @ (k * scale).transpose(-1, -2)).float()
+    products = products or FloatProducts()
+    scores = products.scores(q, k)
     if mask is not None:
         is_bool = mask.dtype == torch.bool
         scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
     weights = scores.softmax(dim=-1)
-    outputs = weights.to(v.dtype) @ v
-    record(place, "scores", scores)
-    record(place, "weights", weights)
-    record(place, "values", v)
-    record(place, "outputs", outputs)
+    outputs = products.outputs(weights, v)
+    if record is not None:
+        record(place, "scores", scores)
+        record(place, "weights", weights)
+        record(place, "values", v)
+        record(place, "outputs", outputs)
     return outputs
 
 
 def attend_groups(
-    q: Tensor, groups: Sequence[KeyValues], record: Recorder | None = None, place: str = ""
+    q: Tensor,
+    groups: Sequence[KeyValues],
+    record: Recorder | None = None,
+    place: str = "",
+    products: Products | None = None,
 ) -> Tensor:
     """`attend` for each group of clips: the first rows of q belong to the first group.
 
@@ -78,11 +108,11 @@ def attend_groups(
     a clip's result would depend on the other clips of its batch.
     """
     parts = q.split([len(group.keys) for group in groups])
-    found = [
-        attend(part, group.keys, group.values, group.mask, record=record, place=place)
+    outputs = [
+        attend(part, *group, record=record, place=place, products=products)
         for part, group in zip(parts, groups, strict=True)
     ]
-    return found[0] if len(found) == 1 else torch.cat(found)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 class MultiHeadAttention(nn.Module):

@@ -47,14 +47,14 @@ class CrossAttentionCache:
         def chosen(groups: Groups) -> Groups:
             ends = torch.tensor([len(group.keys) for group in groups]).cumsum(0).tolist()
             starts = [0, *ends]
-            found = []
+            kept = []
             for first, end in _stretches(clips, ends):
                 i = next(i for i, stop in enumerate(ends) if first < stop)
                 span = slice(first - starts[i], end - starts[i])
                 keys, values, mask = groups[i]
                 mask = mask if mask is None or len(mask) == 1 else mask[span]
-                found.append(KeyValues(keys[span], values[span], mask))
-            return tuple(found)
+                kept.append(KeyValues(keys[span], values[span], mask))
+            return tuple(kept)
 
         rows = torch.tensor(clips, device=self.features.device)
         return replace(
@@ -75,10 +75,10 @@ def _stretches(clips: Iterable[int], borders: Sequence[int]) -> list[tuple[int, 
     >>> _stretches([0, 1, 2, 5, 6], [2, 8])
     [(0, 2), (2, 3), (5, 7)]
     """
-    found: list[tuple[int, int]] = []
+    stretches: list[tuple[int, int]] = []
     for clip in clips:
-        if found and found[-1][1] == clip and clip not in borders:
-            found[-1] = found[-1][0], clip + 1
+        if stretches and stretches[-1][1] == clip and clip not in borders:
+            stretches[-1] = stretches[-1][0], clip + 1
         else:
-            found.append((clip, clip + 1))
-    return found
+            stretches.append((clip, clip + 1))
+    return stretches

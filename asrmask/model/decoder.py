@@ -68,12 +68,6 @@ class TextDecoder(nn.Module):
             layers.append((KeyValues(keys, values, mask),))
         return CrossAttentionCache(features, tuple(layers), origin=span.start)
 
-    def cross_bytes(self) -> int:
-        """Bytes that one position of audio takes in a CrossAttentionCache."""
-        position = self.ln.weight.new_zeros(1, 1, len(self.ln.weight))
-        found = [x for block in self.blocks for x in block.cross_attn.keys_values(position)]
-        return sum({x.data_ptr(): x.nbytes for x in found}.values())  # some may be one tensor
-
     def cache(self, n_rows: int, capacity: int | None = None) -> KVCache:
         """An empty cache with room for `capacity` tokens of n_rows texts; it grows when needed."""
         like = self.ln.weight

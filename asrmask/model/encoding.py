@@ -18,7 +18,7 @@ from torch import Tensor
 from asrmask.audio.constants import FRAMES_PER_POSITION, N_FRAMES, N_POSITIONS
 from asrmask.audio.spectrogram import Features, pad_or_trim
 from asrmask.errors import OptionError
-from asrmask.model import masks, virtual_padding
+from asrmask.model import masks
 from asrmask.model.attention import Recorder
 from asrmask.model.cross_attention import CrossAttentionCache
 from asrmask.model.policy import Policy
@@ -76,16 +76,6 @@ def plan(
     )
 
 
-def n_cross_keys(policy: Policy, n_positions: int) -> int:
-    """How many keys cross-attention has for a clip with that many positions of audio."""
-    if policy.kind in {"full", "mask:encoder"}:
-        return N_POSITIONS
-    visible = policy.visible(n_positions)
-    if policy.kind == "virtual" and visible < N_POSITIONS:
-        return virtual_padding.n_cross_keys(visible, Design())
-    return visible
-
-
 @torch.inference_mode()
 def encode(
     model: Whisper,
@@ -117,7 +107,7 @@ def encode_all(model: Whisper, windows: Sequence[Features], policy: Policy) -> C
     """
     if model.device.type != "cpu" or policy.positions == "last":  # there each begins elsewhere
         return encode(model, windows, policy)
-    found = []
+    caches = []
     for n, group in groupby(windows, lambda window: _n_computed(policy, window)):
         alike = list(group)
         planned = plan(policy, [n], device=model.device)
@@ -127,8 +117,8 @@ def encode_all(model: Whisper, windows: Sequence[Features], policy: Policy) -> C
         for i in range(0, len(alike), size):
             mel, visible = _frames(alike[i : i + size], policy)
             parts.append(_features(model, mel, visible, policy, planned, padding))
-        found.append(_cross_attention_cache(model, torch.cat(parts), planned, padding))
-    return CrossAttentionCache.concatenate(found)
+        caches.append(_cross_attention_cache(model, torch.cat(parts), planned, padding))
+    return CrossAttentionCache.concatenate(caches)
 
 
 def _virtual_padding(

@@ -33,15 +33,6 @@ def padding(lengths: Sequence[int] | Tensor, n_keys: int, *, last: bool = False)
     return (visible.flip(-1) if last else visible)[:, None, None, :]
 
 
-def cross(audio_lengths: Sequence[int] | Tensor, n_positions: int) -> Tensor:
-    """Cross-attention mask that shows the real audio to every text position and hides padding.
-
-    audio_lengths: (B,) encoder positions of real audio, in 1..n_positions
-    returns (B, 1, 1, T) bool
-    """
-    return padding(audio_lengths, n_positions)
-
-
 def counted(counts: Tensor) -> Tensor:
     """Bias for keys that represent several positions: log(count), −inf where the count is 0.
 

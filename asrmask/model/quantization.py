@@ -28,12 +28,15 @@ from torch import Tensor, nn
 
 from asrmask.model.attention import KeyValues, MultiHeadAttention, Recorder, attend_groups
 from asrmask.model.blocks import Block, FeedForward
+from asrmask.model.cross_attention import CrossAttentionCache
+from asrmask.model.decoder import TextDecoder
 from asrmask.model.encoder import AudioEncoder
 from asrmask.model.whisper import Whisper
 
 MAX_ACTIVATION = 127
 MIN_SCALE = 1e-30  # of a row of zeros
 BLOCK_CHANNELS = 16  # rotated together after GELU
+MAX_FEATURE = 4.5  # rotated features from a layer norm: one in a thousand has a larger channel
 MAX_ROWS = 384  # multiplied at a time: more rows take more memory and no less time
 
 Affine = tuple[Tensor, Tensor]  # the weight and bias of a layer norm
@@ -62,10 +65,10 @@ def hadamard(n: int) -> Tensor:
     >>> (hadamard(4) * 2).tolist()[1]
     [1.0, -1.0, 1.0, -1.0]
     """
-    two, found = torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.ones(1, 1)
-    while len(found) < n:
-        found = torch.kron(two, found)
-    return found / math.sqrt(n)
+    two, matrix = torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.ones(1, 1)
+    while len(matrix) < n:
+        matrix = torch.kron(two, matrix)
+    return matrix / math.sqrt(n)
 
 
 def mean_preserving_rotation(n: int) -> Tensor:
@@ -95,6 +98,15 @@ def two_digit_int8(x: Tensor, largest: int = MAX_ACTIVATION) -> tuple[Tensor, Te
     first = scaled.round()
     second = scaled.sub_(first).mul_(2 * largest).round_()
     return torch.cat([first, second], dim=-2).to(torch.int8), scale
+
+
+def two_digit_product(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """x (B, N, K) as two int8 digits times int8 weights, one (K, M) for each of B: (B, N, M)."""
+    digits, scale = two_digit_int8(x)
+    pairs = zip(digits, weights, strict=True)
+    out = torch.stack([torch._int_mm(rows, weight) for rows, weight in pairs]).float()
+    first, second = out.chunk(2, dim=1)
+    return first.add_(second, alpha=0.5 / MAX_ACTIVATION).mul_(scale)
 
 
 def split_rows(rows: Tensor) -> tuple[Tensor, ...]:
@@ -229,14 +241,11 @@ class Int8PerHeadLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, Q, K) → (B, H, Q, N)"""
-        digits, scale = two_digit_int8(x.transpose(0, 1).flatten(1, 2))
-        heads = zip(digits, self.weight.transpose(1, 2), strict=True)
-        out = torch.stack([torch._int_mm(rows, weight) for rows, weight in heads]).float()
-        first, second = out.chunk(2, dim=1)  # digits of the inputs
-        first, second = first.add_(second, alpha=0.5 / MAX_ACTIVATION).chunk(2, dim=2)  # of weights
-        found = first.add_(second, alpha=0.5 / max_weight()).mul_(scale)
-        found = torch.addcmul(self.bias[:, None], found, self.scale)
-        return found.unflatten(1, (len(x), -1)).transpose(0, 1)
+        rows = x.transpose(0, 1).flatten(1, 2)
+        first, second = two_digit_product(rows, self.weight.mT.unbind()).chunk(2, dim=2)
+        out = first.add_(second, alpha=0.5 / max_weight())
+        out = torch.addcmul(self.bias[:, None], out, self.scale)
+        return out.unflatten(1, (len(x), -1)).transpose(0, 1)
 
 
 class Int8CrossAttention(MultiHeadAttention):
@@ -244,8 +253,8 @@ class Int8CrossAttention(MultiHeadAttention):
 
     With a head's key and value projections K and V, a score is q · (K f) = (Kᵀ q) · f, and the
     output is Σ w (V f) = V (Σ w f). So the few queries are projected instead of all features in
-    every layer, and a clip takes the memory of its features only: an eighth of the keys and values
-    of four layers. For `attend`, all heads are queries of one wide head.
+    every layer. A clip takes the memory of its features only, which are int8 (Int8TextDecoder). For
+    `attend`, all heads are queries of one wide head, and this class has its products.
     """
 
     def __init__(self, attn: MultiHeadAttention, rotation: Tensor, norm: Affine, source: Affine):
@@ -271,12 +280,22 @@ class Int8CrossAttention(MultiHeadAttention):
         """The features themselves, as keys and values of one wide head: (B, 1, K, D) both."""
         return x[:, None], x[:, None]
 
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """(B, 1, H·Q, D), (B, 1, K, D) int8 → (B, 1, H·Q, K)"""
+        step = MAX_FEATURE / MAX_ACTIVATION * q.shape[-1] ** -0.5
+        return two_digit_product(q[:, 0], k[:, 0].mT.unbind()).mul_(step)[:, None]
+
+    def outputs(self, weights: Tensor, v: Tensor) -> Tensor:
+        """(B, 1, H·Q, K), (B, 1, K, D) int8 → (B, 1, H·Q, D)"""
+        step = MAX_FEATURE / MAX_ACTIVATION
+        return two_digit_product(weights[:, 0], v[:, 0].unbind()).mul_(step)[:, None]
+
     def heads(
         self, q: Tensor, groups: Sequence[KeyValues], record: Recorder | None = None
     ) -> Tensor:
         """q: (B, H, Q, d); groups: of one wide head; returns (B, H, Q, d)."""
         wide = self.inward(q).flatten(1, 2)[:, None]  # (B, 1, H·Q, D)
-        seen = attend_groups(wide, groups, record and self._per_head(record), self.place)
+        seen = attend_groups(wide, groups, record and self._per_head(record), self.place, self)
         out = self.outward(seen[:, 0].unflatten(1, (self.n_head, -1)))
         if record is not None:
             record(self.place, "outputs", out)
@@ -289,7 +308,7 @@ class Int8CrossAttention(MultiHeadAttention):
             if quantity in {"scores", "weights"}:  # (B, 1, H·Q, K) → (B, H, Q, K)
                 record(place, quantity, x[:, 0].unflatten(1, (self.n_head, -1)))
             elif quantity == "values":  # (B, 1, K, D) → (B, H, K, d)
-                values = x @ self.outward.dequantize().transpose(1, 2)
+                values = dequantize_features(x) @ self.outward.dequantize().transpose(1, 2)
                 record(place, quantity, values + self.outward.bias[:, None])
 
         return recorded
@@ -343,6 +362,32 @@ class RotatedAudioEncoder(AudioEncoder):
         return super().add_positions(x @ self.rotation, first)
 
 
+class Int8TextDecoder(TextDecoder):
+    """A decoder of int8 layers that attends to int8 features."""
+
+    def __init__(self, decoder: TextDecoder):
+        nn.Module.__init__(self)
+        self.n_ctx = decoder.n_ctx
+        for name, module in decoder.named_children():
+            setattr(self, name, module)
+        self.positional_embedding = decoder.positional_embedding
+
+    def cross_attention_cache(
+        self, features: Tensor, mask: Tensor | None = None
+    ) -> CrossAttentionCache:
+        return super().cross_attention_cache(quantize_features(features), mask)
+
+
+def quantize_features(features: Tensor) -> Tensor:
+    """Rotated features (B, T, D) as int8. They come from a layer norm, so one scale serves all."""
+    scaled = features * (MAX_ACTIVATION / MAX_FEATURE)
+    return scaled.round_().clamp_(-MAX_ACTIVATION, MAX_ACTIVATION).to(torch.int8)
+
+
+def dequantize_features(features: Tensor) -> Tensor:
+    return features * (MAX_FEATURE / MAX_ACTIVATION)
+
+
 def rotate_heads(width: int, n_head: int) -> Tensor:
     """A rotation (width, width) within each head."""
     return torch.block_diag(*[random_rotation(width // n_head)] * n_head)
@@ -376,6 +421,7 @@ def quantize(model: Whisper) -> None:
     table = decoder.token_embedding.weight
     embedding = Int8TokenEmbedding(table, rotation, take_affine(decoder.ln))
     decoder.token_embedding = embedding  # type: ignore[assignment]
+    model.decoder = Int8TextDecoder(decoder)
     model.float()
 
 

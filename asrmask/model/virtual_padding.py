@@ -110,12 +110,6 @@ class Layout:
         return (ends - torch.maximum(starts, lengths[:, None])).clamp(min=0)
 
 
-def n_cross_keys(n_own: int, design: Design) -> int:
-    """How many keys cross-attention has for a clip that computes n_own positions."""
-    n_groups = len(_group_starts(N_POSITIONS - design.n_tail, design))
-    return n_own + max(n_groups - n_own // design.stride, 0) + design.n_tail
-
-
 @dataclass(frozen=True)
 class VirtualPadding:
     """The padding of a batch of clips, from a bank (an encoder.PaddingKeys)."""

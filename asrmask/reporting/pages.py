@@ -32,6 +32,13 @@ class ReportFolder:
             file.write(content)
         self.written.append(path)
 
+    def save_figure(self, name: str, figure: "Figure") -> str:
+        """Write a figure to NAME.svg and NAME.png; return the SVG as a data URL."""
+        svg = render_figure(figure, "svg")
+        self.save(f"{name}.svg", svg)
+        self.save(f"{name}.png", render_figure(figure, "png"))
+        return data_url(svg, SVG)
+
 
 def render_template(template: Path, **values: Any) -> str:
     """Render a Jinja template with these values and the shared `style`."""
@@ -40,19 +47,16 @@ def render_template(template: Path, **values: Any) -> str:
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
-    made = environment.from_string(template.read_text(encoding="utf-8"))
-    return made.render(style=markupsafe.Markup(style), **values)
+    page = environment.from_string(template.read_text(encoding="utf-8"))
+    return page.render(style=markupsafe.Markup(style), **values)
 
 
-def data_url(content: bytes, kind: str) -> str:
-    """Return a file's content as a data URL.
-
-    kind: the media type, such as "image/png"
-    """
-    return f"data:{kind};base64," + base64.b64encode(content).decode()
+def data_url(content: bytes, media_type: str) -> str:
+    """Return a file's content as a data URL."""
+    return f"data:{media_type};base64," + base64.b64encode(content).decode()
 
 
-def finish(figure: "Figure", title: str) -> None:
+def style_figure(figure: "Figure", title: str) -> None:
     """Apply the common plot style: text readable on a phone, legend below the axes."""
     (axes,) = figure.axes
     axes.spines[["top", "right"]].set_visible(False)
@@ -61,18 +65,13 @@ def finish(figure: "Figure", title: str) -> None:
     axes.yaxis.label.set_fontsize(9)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=max(1, min(3, 80 // (8 + max(map(len, labels))))),
-            frameon=False,
-            fontsize=8,
-        )
+        n_columns = max(1, min(3, 80 // (8 + max(map(len, labels)))))
+        style: dict[str, Any] = {"frameon": False, "fontsize": 8, "ncols": n_columns}
+        figure.legend(handles, labels, loc="outside lower center", **style)
     figure.suptitle(textwrap.fill(title, 64), x=0.01, ha="left", fontsize=10)
 
 
-def drawn(figure: "Figure", form: str = "png") -> bytes:
+def render_figure(figure: "Figure", form: str = "png") -> bytes:
     """Render a figure as "svg" or "png"."""
     out = BytesIO()
     metadata: dict[str, Any] = {"Date": None} if form == "svg" else {}

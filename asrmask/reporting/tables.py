@@ -1,4 +1,4 @@
-"""Tables of results, written as Parquet and CSV."""
+"""Tables of results, written as Parquet, CSV and Markdown."""
 
 import csv
 import io
@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asrmask.files import atomic_write
-
-Row = Mapping[str, Any]
+from asrmask.reporting.pages import ReportFolder
 
 
 @dataclass
@@ -21,20 +19,21 @@ class Table:
     """
 
     columns: dict[str, type]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, **values: Any) -> None:
         """Append a row. NaN becomes None."""
         assert set(values) == set(self.columns), sorted(set(values) ^ set(self.columns))
-        self.rows.append({name: _cell(values[name]) for name in self.columns})
+        row = {name: values[name] for name in self.columns}
+        nan = {name: None for name, x in row.items() if isinstance(x, float) and math.isnan(x)}
+        self.rows.append(row | nan)
 
     def csv(self) -> str:
         """The table as CSV with a header. Missing values are empty."""
         out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self.columns)
-        for row in self.rows:
-            writer.writerow(["" if row[name] is None else row[name] for name in self.columns])
+        writer = csv.DictWriter(out, list(self.columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
         return out.getvalue()
 
     def parquet(self) -> bytes:
@@ -43,35 +42,25 @@ class Table:
         import pyarrow.parquet
 
         types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
-        arrays = {
-            name: pyarrow.array([row[name] for row in self.rows], type=types[kind])
-            for name, kind in self.columns.items()
-        }
+        schema = pyarrow.schema([(name, types[kind]) for name, kind in self.columns.items()])
         out = io.BytesIO()
-        pyarrow.parquet.write_table(pyarrow.table(arrays), out)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(self.rows, schema), out)
         return out.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, float):
-        return None if math.isnan(value) else float(value)
-    return value
 
 
 def save(tables: Mapping[str, Table], folder: Path) -> list[Path]:
     """Write each table to NAME.parquet and NAME.csv, atomically. Returns the paths."""
-    written: list[Path] = []
+    files = ReportFolder(folder)
     for name, table in tables.items():
-        for ending, content in (("parquet", table.parquet()), ("csv", table.csv())):
-            path = folder / f"{name}.{ending}"
-            with atomic_write(path, binary=isinstance(content, bytes)) as file:
-                file.write(content)
-            written.append(path)
-    return written
+        files.save(f"{name}.parquet", table.parquet())
+        files.save(f"{name}.csv", table.csv())
+    return files.written
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Format rows as a Markdown table."""
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
+def markdown(header: Sequence[str], rows: Sequence[Sequence[object]], rule: str = "---") -> str:
+    """Format rows as a Markdown table.
+
+    rule: below all headers but the first; "---:" aligns to the right
+    """
+    texts = ["| " + " | ".join(map(str, row)) + " |" for row in (header, *rows)]
+    return "\n".join([texts[0], "|---" + f"|{rule}" * (len(header) - 1) + "|", *texts[1:]])

@@ -6,24 +6,26 @@ needs an optional package, which is imported on first use.
 
 import os
 import re
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
+from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from asrmask.errors import OptionError
 from asrmask.extras import require
 from asrmask.files import atomic_write
-from asrmask.systems.timer import Timer
 
 if TYPE_CHECKING:
     import numpy as np
 
 
 @dataclass(frozen=True)
-class Piece:
+class TimedText:
     """A segment or a word, with its times in seconds."""
 
     start: float
@@ -31,28 +33,26 @@ class Piece:
     text: str
 
 
-def _piece(found: Mapping[str, Any], text: str) -> Piece:
-    return Piece(float(found["start"]), float(found["end"]), found[text])
-
-
 @dataclass(frozen=True)
 class SystemTranscript:
     """The transcript of a recording by one system."""
 
     text: str
-    segments: list[Piece]
-    words: list[Piece] | None = None  # None: not requested, or not supported
+    segments: list[TimedText]
+    words: list[TimedText] | None = None  # None: not requested, or not supported
     language: str | None = None
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> "SystemTranscript":
-        """Convert a transcription of openai-whisper or asrmask."""
+        """Convert the result of openai-whisper, or one with the same keys."""
+
+        def timed(parts: Iterable[Mapping[str, Any]], key: str) -> list[TimedText]:
+            return [TimedText(float(p["start"]), float(p["end"]), p[key]) for p in parts]
+
         segments = result["segments"]
-        words = None
-        if any("words" in segment for segment in segments):
-            words = [_piece(word, "word") for s in segments for word in s.get("words", [])]
-        pieces = [_piece(segment, "text") for segment in segments]
-        return cls(result["text"], pieces, words, result["language"])
+        words = [s["words"] for s in segments if s.get("words") is not None]
+        timed_words = timed(chain(*words), "word") if words else None
+        return cls(result["text"], timed(segments, "text"), timed_words, result["language"])
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,55 @@ class DecodingSettings:
         return "greedy" if self.beam_size is None else f"beam {self.beam_size}"
 
 
-class System(ABC):
-    """A system with its weights loaded.
+def load_audio(path: Path) -> "np.ndarray":
+    """Load a file as float32 samples at 16 kHz, for systems that take samples.
 
-    timer: seconds in each part since `watch`, for the parts that can be timed
+    PyTorch is not imported, so that it does not count in a system's memory.
     """
+    import numpy as np
+
+    from asrmask.audio import media
+
+    return np.concatenate(list(media.decode(path))) / np.float32(32768)
+
+
+class Timer:
+    """Seconds spent in each part; time in a nested part counts for the inner one only."""
 
     def __init__(self) -> None:
-        self.timer = Timer()
-        self.load_audio = load_audio
+        self._inner_s = 0.0  # in parts within the one that is running
+        self.reset()
+
+    def reset(self) -> None:
+        self.seconds = dict.fromkeys(("audio", "spectrogram", "encoder", "decoder"), 0.0)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the time of a block for a part; as a decorator, that of a function."""
+        inner_s, self._inner_s = self._inner_s, 0.0
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - begun
+            self.seconds[name] += elapsed - self._inner_s
+            self._inner_s = inner_s + elapsed
+
+    def watch(self, owner: Any, method: str, name: str) -> None:
+        """Replace a method (or a module's function) with one whose time counts for a part."""
+        setattr(owner, method, self.part(name)(getattr(owner, method)))
+
+
+class System(ABC):
+    """A system with its weights loaded."""
+
+    timer: Timer  # seconds in each part since `watch`, for the parts that can be timed
+    load_audio: "Callable[[Path], np.ndarray]" = staticmethod(load_audio)
 
     def watch(self) -> None:
         """Start timing the system's parts, for the rest of this process."""
-        self.load_audio = self.timer.timed("audio", load_audio)
+        self.timer = Timer()
+        self.load_audio = self.timer.part("audio")(load_audio)
 
     @abstractmethod
     def transcribe(self, path: Path, decoding: DecodingSettings) -> SystemTranscript:
@@ -93,55 +129,34 @@ class System(ABC):
         return [self.transcribe(path, decoding) for path in paths]
 
 
-def load_audio(path: Path) -> "np.ndarray":
-    """Load a file as float32 samples at 16 kHz, for systems that take samples.
-
-    PyTorch is not imported, so that it does not count in a system's memory.
-    """
-    import numpy as np
-
-    from asrmask.audio import media
-
-    with media.opened(path, str(path)) as file:
-        blocks = list(media.decode(file, str(path), 16_000))
-    return np.concatenate(blocks) / np.float32(32768)
-
-
 @dataclass(frozen=True)
 class Kind:
     """A supported system."""
 
-    module: str  # in asrmask.systems
+    system: str  # its class, as module:class in asrmask.systems
     package: str  # that it needs: import name
     install: str  # the same: pip name
     options: dict[str, str] = field(default_factory=dict)  # setting → description of its values
 
 
 BATCH = "a whole number of windows"
+ASRMASK_OPTIONS = {
+    "padding": "a policy",
+    "fallback": "yes or no",
+    "compute_type": "float32, int8 or bfloat16",
+    "batch": BATCH,
+    "preset": "fast",
+}
+CTRANSLATE2_OPTIONS = {"compute_type": "float32 or int8", "batch": BATCH}
+GGML_OPTIONS = {"weights": "f16, q8_0 or q5_0"}
 KINDS = {
-    "asrmask": Kind(
-        "ours",
-        "torch",
-        "asrmask",
-        {
-            "padding": "a policy",
-            "fallback": "yes or no",
-            "compute_type": "float32, int8 or bfloat16",
-            "batch": BATCH,
-            "preset": "fast",
-        },
-    ),
-    "openai-whisper": Kind("openai_whisper", "whisper", "openai-whisper"),
+    "asrmask": Kind("ours:Asrmask", "torch", "asrmask", ASRMASK_OPTIONS),
+    "openai-whisper": Kind("upstream:OpenaiWhisper", "whisper", "openai-whisper"),
     "faster-whisper": Kind(
-        "faster_whisper",
-        "faster_whisper",
-        "faster-whisper",
-        {"compute_type": "float32 or int8", "batch": BATCH},
+        "faster_whisper:FasterWhisper", "faster_whisper", "faster-whisper", CTRANSLATE2_OPTIONS
     ),
-    "whisper.cpp": Kind(
-        "whisper_cpp", "pywhispercpp", "pywhispercpp", {"weights": "f16, q8_0 or q5_0"}
-    ),
-    "transformers": Kind("transformers", "transformers", "transformers"),
+    "whisper.cpp": Kind("whisper_cpp:WhisperCpp", "pywhispercpp", "pywhispercpp", GGML_OPTIONS),
+    "transformers": Kind("huggingface:Transformers", "transformers", "transformers"),
 }
 
 
@@ -191,19 +206,19 @@ def prepare(named: Named, model_name: str, folder: Path, model_dir: str | None =
     """
     named.check()
     if named.name == "faster-whisper":
-        from asrmask.checkpoints import ctranslate2_writer, read
+        from asrmask.checkpoints import ctranslate2, read
 
         path, checkpoint = read(model_name, model_dir)
         if (path / "model.bin").is_file() and (path / "tokenizer.json").is_file():
             return str(path)
         out = folder / "ctranslate2"
         if not (out / "model.bin").exists():
-            ctranslate2_writer.write(out, checkpoint)
+            ctranslate2.write(out, checkpoint)
         return str(out)
     if named.name == "whisper.cpp":
         from asrmask.checkpoints import ggml, read
 
-        form = one_of(named.options, "weights", ggml.FORMS)
+        form = one_of(named.options, "weights", ggml.FORMATS)
         out = folder / f"ggml-{form}.bin"
         if not out.exists():
             with atomic_write(out, binary=True) as file:
@@ -213,12 +228,9 @@ def prepare(named: Named, model_name: str, folder: Path, model_dir: str | None =
 
 
 def load(named: Named, weights: str, *, threads: int = 0, model_dir: str | None = None) -> System:
-    """Load a system with weights from `prepare`.
-
-    threads: CPU threads; 0: all cores
-    """
-    module = import_module(f"asrmask.systems.{KINDS[named.name].module}")
-    return module.load(named.options, weights, threads or os.cpu_count() or 1, model_dir)
+    """Load a system with weights from `prepare`; threads: of the CPU, 0: all cores."""
+    system = resolve_name(f"asrmask.systems.{KINDS[named.name].system}")
+    return system(named.options, weights, threads or os.cpu_count() or 1, model_dir)
 
 
 def whole_number(options: Mapping[str, str], key: str, default: int) -> int:

@@ -1,56 +1,36 @@
 """faster-whisper (CTranslate2), file by file or with its batched pipeline."""
 
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from asrmask.systems import DecodingSettings, Piece, System, SystemTranscript, one_of, whole_number
+import faster_whisper
 
-
-def load(options: Mapping[str, str], weights: str, threads: int, model_dir: str | None) -> System:
-    import faster_whisper
-
-    compute_type = one_of(options, "compute_type", ["float32", "int8"])
-    model = faster_whisper.WhisperModel(
-        weights, device="cpu", compute_type=compute_type, cpu_threads=threads
-    )
-    return FasterWhisper(model, whole_number(options, "batch", 1))
+from asrmask.systems import DecodingSettings, System, SystemTranscript, one_of, whole_number
 
 
 class FasterWhisper(System):
-    def __init__(self, model: Any, n_batch: int):
-        super().__init__()
-        self.model = self.pipeline = model
-        self.more: dict[str, Any] = {}
+    def __init__(self, options: dict[str, str], weights: str, threads: int, model_dir: str | None):
+        compute_type = one_of(options, "compute_type", ["float32", "int8"])
+        n_batch = whole_number(options, "batch", 1)
+        self.model = self.pipeline = faster_whisper.WhisperModel(
+            weights, device="cpu", compute_type=compute_type, cpu_threads=threads
+        )
+        self.batch_options: dict[str, Any] = {}
         if n_batch > 1:
-            import faster_whisper
-
-            self.pipeline = faster_whisper.BatchedInferencePipeline(model)
-            self.more = {"batch_size": n_batch}
+            self.pipeline = faster_whisper.BatchedInferencePipeline(self.model)
+            self.batch_options = {"batch_size": n_batch}
 
     def watch(self) -> None:
         super().watch()
         self.timer.watch(type(self.model.feature_extractor), "__call__", "spectrogram")
         self.timer.watch(self.model, "encode", "encoder")
-        if self.more:
-            self.timer.watch(self.pipeline, "generate_segment_batched", "decoder")
-        else:
-            self.timer.watch(self.model, "generate_with_fallback", "decoder")
+        decode = "generate_segment_batched" if self.batch_options else "generate_with_fallback"
+        self.timer.watch(self.pipeline, decode, "decoder")
 
     def transcribe(self, path: Path, decoding: DecodingSettings) -> SystemTranscript:
-        found, about = self.pipeline.transcribe(
-            self.load_audio(path),
-            beam_size=decoding.beam_size or 1,
-            language=decoding.language,
-            task=decoding.task,
-            word_timestamps=decoding.word_timestamps,
-            **self.more,
-        )
-        segments = list(found)
-        words = None
-        if decoding.word_timestamps:
-            words = [
-                Piece(float(w.start), float(w.end), w.word) for s in segments for w in s.words or []
-            ]
-        pieces = [Piece(float(s.start), float(s.end), s.text) for s in segments]
-        return SystemTranscript("".join(s.text for s in segments), pieces, words, about.language)
+        options = {**asdict(decoding), "beam_size": decoding.beam_size or 1, **self.batch_options}
+        segments, info = self.pipeline.transcribe(self.load_audio(path), **options)
+        found = [asdict(segment) for segment in segments]
+        text = "".join(segment["text"] for segment in found)
+        return SystemTranscript.of({"text": text, "segments": found, "language": info.language})

@@ -6,28 +6,26 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from asrmask.audio.recording import Recording
-from asrmask.console import Advance, progress, say
+from asrmask.console import ProgressCallback, progress, say
+from asrmask.decoding.options import DecodingOptions
 from asrmask.errors import AsrmaskError, AudioError, OptionError, counted, one_line
+from asrmask.model.whisper import Whisper
 from asrmask.transcription.result import Segment, Transcription
 from asrmask.transcription.scheduler import run_streams
 from asrmask.transcription.settings import Settings
 from asrmask.transcription.stream import TranscriptionStream
 from asrmask.transcription.window_loop import Callbacks
-from asrmask.transcription.writers import SubtitleLayout, line, save
+from asrmask.transcription.writers import SubtitleLayout, format_segment, save
 
-if TYPE_CHECKING:
-    from asrmask.decoding.options import DecodingOptions
-    from asrmask.model.whisper import Whisper
-
-# extensions to take from a folder; a file named explicitly is always tried
-ENDINGS = """
+# of files to take from a folder; a file named explicitly is always tried
+EXTENSIONS = """
     .3gp .aac .ac3 .aif .aiff .amr .au .avi .caf .flac .flv .m4a .m4b .m4v .mka .mkv .mov .mp2
     .mp3 .mp4 .mpeg .mpg .oga .ogg .ogv .opus .ts .voc .w64 .wav .weba .webm .wma .wmv
 """
@@ -50,22 +48,21 @@ class Job:
 
 def plan(sources: Sequence[str], folder: str, forms: Sequence[str]) -> list[Job]:
     """Return one job per input file; output names keep the extension where stems collide."""
-    named = list(dict.fromkeys(file for source in sources for file in files_of(source)))
-    stems = Counter(map(_stem, named))
+    files = dict.fromkeys(file for source in sources for file in files_of(source))
+    stems = {file: "stdin" if file == "-" else Path(file).stem for file in files}
+    n_files = Counter(stems.values())
     jobs: list[Job] = []
-    taken: dict[Path, str] = {}
-    for source in named:
-        stem = _stem(source)
-        name = stem if stems[stem] == 1 else Path(source).name
+    writers: dict[Path, str] = {}  # output → the input that is written to it
+    for file, stem in stems.items():
+        name = stem if n_files[stem] == 1 else Path(file).name
         outputs = {form: Path(folder) / f"{name}.{form}" for form in forms}
         for path in outputs.values():
-            if path in taken:
+            if writers.setdefault(path, file) != file:
                 raise OptionError(
-                    f"{taken[path]} and {source} would both write {path}: "
+                    f"{writers[path]} and {file} would both write {path}: "
                     "give them in separate calls with an --output_dir each"
                 )
-            taken[path] = source
-        jobs.append(Job(source, outputs))
+        jobs.append(Job(file, outputs))
     if forms:
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -90,8 +87,7 @@ def files_of(source: str) -> list[str]:
         paths = sorted(Path(source).iterdir())
     except OSError as error:
         raise OptionError(f"{source}: {error.strerror}, expected a folder to read") from None
-    endings = ENDINGS.split()
-    media = [path for path in paths if path.suffix.lower() in endings]
+    media = [path for path in paths if path.suffix.lower() in EXTENSIONS.split()]
     # keep broken links, so that they are reported as errors
     found = [str(path) for path in media if os.path.isfile(path) or not os.path.exists(path)]
     return found or [source]
@@ -103,10 +99,6 @@ def check_folder(source: str) -> None:
         n_files = len(os.listdir(source))
         found = counted(n_files, "other file") if n_files else "an empty folder"
         raise AudioError(f"{source}: expected a folder with audio or video files, got {found}")
-
-
-def _stem(source: str) -> str:
-    return "stdin" if source == "-" else Path(source).stem
 
 
 @contextmanager
@@ -126,52 +118,128 @@ def delayed_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+class FileProgress:
+    """Progress over all files: each window adds a fraction of its file."""
+
+    def __init__(self, advance: ProgressCallback, n_files: int):
+        self.advance = advance
+        self.n_files = n_files
+        self.fractions: dict[str, float] = defaultdict(float)  # name → 0..1
+
+    def add(self, name: str, fraction: float) -> None:
+        self.fractions[name] = min(self.fractions[name] + fraction, 1.0)
+        self.advance(sum(self.fractions.values()), self.n_files)
+
+
 @dataclass
-class FileQueue:
-    """The jobs of one command, and their outcomes."""
+class JobRunner:
+    """Runs the jobs of one command. A file that fails does not stop the others."""
 
     jobs: Sequence[Job]
+    model: Whisper
+    settings: Settings
+    options: DecodingOptions
     layout: SubtitleLayout
-    verbose: bool | None
-    failed: list[str] = field(default_factory=list)
-    audio_s: float = 0.0  # total of finished files
+    verbose: bool | None  # print True: segments with times, None: their text, False: nothing
+    callbacks: Callbacks | None = None
 
     def __post_init__(self) -> None:
-        self.left = [job.name for job in self.jobs]
+        self.remaining = [job.name for job in self.jobs]
+        self.failed: list[str] = []
+        self.audio_s = 0.0  # total of finished files
 
-    def say_text(self, segments: Iterable[Segment]) -> None:
-        """Print segments to standard output, in the form set by `verbose`."""
-        for segment in segments:
-            if self.verbose is not False and segment.text:
-                print(line(segment) if self.verbose else segment.text.strip(), flush=True)
+    def run(self, batch_size: int = 1) -> int:
+        """Run all jobs and return the exit code: 1 if any failed, 130 if interrupted."""
+        n_jobs = len(self.jobs)
+        try:
+            if batch_size > 1:
+                self._run_batches(batch_size)
+            else:
+                self._run_one_by_one()
+        except KeyboardInterrupt:
+            n_done = n_jobs - len(self.remaining) - len(self.failed)
+            files = counted(n_jobs, "file")
+            say(f"interrupted: {n_done} of {files} done, left: {' '.join(self.remaining)}")
+            return 130
+        if self.failed and n_jobs > 1:
+            say(f"{len(self.failed)} of {n_jobs} files failed: {' '.join(self.failed)}")
+        return 1 if self.failed else 0
 
-    def settle(self, job: Job, problems: Sequence[str]) -> None:
-        """Mark a job as over, and print its problems."""
-        if problems:
-            self.failed.append(job.name)
-        self.left.remove(job.name)
-        for problem in problems:
-            say(f"error: {problem}")
+    def _run_one_by_one(self) -> None:
+        for i, job in enumerate(self.jobs, start=1):
+            title = f"[{i}/{len(self.jobs)}] {job.name}"
+            with self._catch_errors(job), progress(title) as advance:
+                start_time = time.perf_counter()
+                stream, problems = self._open(job, FileProgress(advance, 1))
+                self._say_language(stream)
+                for segment in stream:
+                    self._print([segment])
+                say_time(stream.duration_s, start_time)
+                self._finish(job, stream.transcription(), problems)
+
+    def _run_batches(self, batch_size: int) -> None:
+        """Batch windows of several files; print texts in the order of the files."""
+        start_time = time.perf_counter()
+        texts: dict[str, list[Segment]] = {}  # of finished files that wait for earlier ones
+        unprinted = [job.name for job in self.jobs]
+
+        def streams() -> Iterator[tuple[tuple[Job, list[str]], TranscriptionStream]]:
+            for job in self.jobs:
+                stream = None
+                with self._catch_errors(job):
+                    stream, problems = self._open(job, file_progress)
+                if stream is not None:
+                    yield (job, problems), stream
+
+        with progress(counted(len(self.jobs), "file")) as advance:
+            file_progress = FileProgress(advance, len(self.jobs))
+            for (job, problems), stream in run_streams(self.model, streams(), batch_size):
+                n_finished = len(self.jobs) - len(self.remaining) + 1
+                say(f"[{n_finished}/{len(self.jobs)}] {job.name}")
+                self._say_language(stream)
+                with self._catch_errors(job):
+                    result = stream.transcription()
+                    texts[job.name] = result.segments
+                    self._finish(job, result, problems)
+                while unprinted and unprinted[0] not in self.remaining:
+                    self._print(texts.pop(unprinted.pop(0), []))
+                file_progress.add(job.name, 1.0)
+        say_time(self.audio_s, start_time)
+
+    def _open(self, job: Job, file_progress: FileProgress) -> tuple[TranscriptionStream, list[str]]:
+        """Return the transcription of a job, not yet run, and problems found in its file."""
+        problems: list[str] = []
+        check_folder(job.source)
+        recording = Recording.open(job.source, problems)
+        recording.check_length(job.name)
+        on_progress = partial(file_progress.add, job.name)
+        callbacks = replace(self.callbacks or Callbacks(), on_progress=on_progress)
+        stream = TranscriptionStream(self.model, recording, self.settings, self.options, callbacks)
+        if recording.is_silent():
+            say(f"{job.name}: only silence, its transcript is empty")
+            stream.clips = []  # models hallucinate in silence
+        return stream, problems
 
     @contextmanager
-    def trying(self, job: Job) -> Iterator[None]:
+    def _catch_errors(self, job: Job) -> Iterator[None]:
         """Catch errors in the block: they end this job only."""
         try:
             yield
+            return
         except AsrmaskError as error:
-            self.settle(job, [str(error)])
+            problem = str(error)
         except BrokenPipeError:  # nobody reads our output any more: stop
             raise
         except OSError as error:  # output not writable: others may be
-            told = f"{job.name}: {error.strerror or error}, expected to write its outputs"
-            self.settle(job, [told])
+            problem = f"{job.name}: {error.strerror or error}, expected to write its outputs"
         except Exception as error:  # a bug: continue with the other files
             if os.environ.get("ASRMASK_DEBUG"):
                 traceback.print_exc()
-            told = f"{job.name}: unexpected {type(error).__name__} ({one_line(error)})"
-            self.settle(job, [f"{told}, please report it with what ASRMASK_DEBUG=1 shows"])
+            problem = f"{job.name}: unexpected {type(error).__name__} ({one_line(error)}), "
+            problem += "please report it with what ASRMASK_DEBUG=1 shows"
+        self._close(job, [problem])
 
-    def finish(self, job: Job, opened: "Opened", result: Transcription) -> None:
+    def _finish(self, job: Job, result: Transcription, problems: Sequence[str]) -> None:
         """Write the outputs of a job, all of them even if the user interrupts."""
         with delayed_interrupt():
             for form, path in job.outputs.items():
@@ -179,165 +247,25 @@ class FileQueue:
             self.audio_s += result.duration
             if result.padding is not None:
                 say(str(result.padding))
-            self.settle(job, opened.problems)
+            self._close(job, problems)
 
-    def interrupted(self) -> int:
-        n_done = len(self.jobs) - len(self.left) - len(self.failed)
-        files = counted(len(self.jobs), "file")
-        say(f"interrupted: {n_done} of {files} done, left: {' '.join(self.left)}")
-        return 130
+    def _close(self, job: Job, problems: Sequence[str]) -> None:
+        """Mark a job as finished, and print its problems."""
+        if problems:
+            self.failed.append(job.name)
+        self.remaining.remove(job.name)
+        for problem in problems:
+            say(f"error: {problem}")
 
-    def exit_code(self) -> int:
-        """Return 1 if any job failed, else 0."""
-        if self.failed and len(self.jobs) > 1:
-            say(f"{len(self.failed)} of {len(self.jobs)} files failed: {' '.join(self.failed)}")
-        return 1 if self.failed else 0
+    def _print(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            if self.verbose is not False and segment.text:
+                print(format_segment(segment) if self.verbose else segment.text.strip(), flush=True)
 
-
-def work(
-    jobs: Sequence[Job],
-    model: "Whisper",
-    settings: Settings,
-    options: "DecodingOptions",
-    layout: SubtitleLayout,
-    verbose: bool | None,
-    callbacks: Callbacks | None = None,
-    batch_size: int = 1,
-) -> int:
-    """Run all jobs, even if some fail, and return the exit code: 1 if any failed."""
-    todo = FileQueue(jobs, layout, verbose)
-    try:
-        if batch_size > 1:
-            _in_batches(todo, model, settings, options, callbacks, batch_size)
-        else:
-            _one_by_one(todo, model, settings, options, callbacks)
-    except KeyboardInterrupt:
-        return todo.interrupted()
-    return todo.exit_code()
+    def _say_language(self, stream: TranscriptionStream) -> None:
+        if self.options.language is None and self.model.is_multilingual:
+            say(f"language: {stream.language}")
 
 
-def _one_by_one(
-    todo: FileQueue,
-    model: "Whisper",
-    settings: Settings,
-    options: "DecodingOptions",
-    callbacks: Callbacks | None,
-) -> None:
-    for i, job in enumerate(todo.jobs):
-        title = f"[{i + 1}/{len(todo.jobs)}] {job.name}"
-        with todo.trying(job), progress(title) as advance:
-            begun, shares = time.perf_counter(), Shares(advance, 1)
-            opened = open_job(job)
-            running = opened.stream(model, settings, options, shares.of(job, callbacks))
-            say_language(running, options)
-            for segment in running:
-                todo.say_text([segment])
-            result = running.result()
-            say_time(result.duration, begun)
-            todo.finish(job, opened, result)
-
-
-def _in_batches(
-    todo: FileQueue,
-    model: "Whisper",
-    settings: Settings,
-    options: "DecodingOptions",
-    callbacks: Callbacks | None,
-    batch_size: int,
-) -> None:
-    """Batch windows of several files; print texts in the order of the files."""
-    begun = time.perf_counter()
-    known: dict[TranscriptionStream, tuple[Job, Opened]] = {}
-    texts: dict[str, list[Segment]] = {}  # finished files that wait for earlier ones
-    order = iter(todo.jobs)
-    next_job = next(order, None)
-
-    def streams() -> Iterator[TranscriptionStream]:
-        for job in todo.jobs:
-            stream = None
-            with todo.trying(job):
-                opened = open_job(job)
-                stream = opened.stream(model, settings, options, shares.of(job, callbacks))
-                known[stream] = job, opened
-            if stream is not None:
-                yield stream
-
-    with progress(counted(len(todo.jobs), "file")) as advance:
-        shares = Shares(advance, len(todo.jobs))
-        for stream, outcome in run_streams(model, streams(), batch_size):
-            job, opened = known.pop(stream)
-            n_over = len(todo.jobs) - len(todo.left) + 1
-            say(f"[{n_over}/{len(todo.jobs)}] {job.name}")
-            say_language(stream, options)
-            with todo.trying(job):
-                if isinstance(outcome, Exception):
-                    raise outcome
-                texts[job.name] = outcome.segments
-                todo.finish(job, opened, outcome)
-            while next_job is not None and next_job.name not in todo.left:
-                todo.say_text(texts.pop(next_job.name, []))
-                next_job = next(order, None)
-            shares.add(job, 1.0)
-    say_time(todo.audio_s, begun)
-
-
-def say_language(stream: TranscriptionStream, options: "DecodingOptions") -> None:
-    """Report the language, if it was detected."""
-    if options.language is None and stream.model.is_multilingual:
-        say(f"language: {stream.language}")
-
-
-def say_time(audio_s: float, begun: float) -> None:
-    """Report the seconds of audio and the time since `begun`."""
-    say(f"{audio_s:.1f} s of audio in {time.perf_counter() - begun:.1f} s")
-
-
-@dataclass(frozen=True)
-class Opened:
-    """The opened recording of a job, and problems found in its file."""
-
-    recording: Recording
-    problems: list[str]
-    is_silent: bool  # all samples are zero
-
-    def stream(
-        self,
-        model: "Whisper",
-        settings: Settings,
-        options: "DecodingOptions",
-        callbacks: Callbacks | None,
-    ) -> TranscriptionStream:
-        """Return its transcription, not yet run; empty for silence, where models hallucinate."""
-        stream = TranscriptionStream(model, self.recording, settings, options, callbacks)
-        if self.is_silent:
-            stream.clips = []
-        return stream
-
-
-def open_job(job: Job) -> Opened:
-    """Open the recording of a job. Raise AudioError if the file has none."""
-    problems: list[str] = []
-    check_folder(job.source)
-    recording = Recording.open(job.source, problems)
-    recording.check_length(job.name)
-    is_silent = recording.is_silent()
-    if is_silent:
-        say(f"{job.name}: only silence, its transcript is empty")
-    return Opened(recording, problems, is_silent)
-
-
-class Shares:
-    """Progress over all files: each window adds a fraction of its file."""
-
-    def __init__(self, advance: Advance, n_files: int):
-        self.advance = advance
-        self.n_files = n_files
-        self.done: dict[str, float] = defaultdict(float)  # 0..1, by name
-
-    def add(self, job: Job, share: float) -> None:
-        self.done[job.name] = min(self.done[job.name] + share, 1.0)
-        self.advance(sum(self.done.values()), self.n_files)
-
-    def of(self, job: Job, callbacks: Callbacks | None) -> Callbacks:
-        """Return callbacks that also report the progress of a file."""
-        return replace(callbacks or Callbacks(), on_progress=lambda share: self.add(job, share))
+def say_time(audio_s: float, start_time: float) -> None:
+    say(f"{audio_s:.1f} s of audio in {time.perf_counter() - start_time:.1f} s")

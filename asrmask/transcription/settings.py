@@ -51,12 +51,9 @@ class Settings:
         return Policy() if self.padding is None else Policy.parse(self.padding)
 
     @property
-    def temperatures(self) -> tuple[float, ...]:
-        several = self.temperature
-        found = (several,) if isinstance(several, (int, float)) else tuple(several)
-        if not found:
-            raise OptionError("temperature must be a number or several, got none")
-        return found
+    def temperatures(self) -> list[float]:
+        given = self.temperature
+        return [given] if isinstance(given, (int, float)) else list(given)
 
     @property
     def window_frames(self) -> int:
@@ -86,6 +83,8 @@ class Settings:
 
     def check(self) -> None:
         """Raise OptionError unless every value is valid."""
+        if not self.temperatures:
+            raise OptionError("temperature must be a number or several, got none")
         for temperature in self.temperatures:
             check_temperature(temperature)
         self.clips(0)
@@ -125,8 +124,6 @@ class TranscribeKeywords(SharedKeywords, total=False):
     multilingual: bool
     chunk_length: float | None
     max_new_tokens: int | None
-    padding: Policy | str | None
-    policy_fallback: bool
     cut_at_pauses: bool
 
 
@@ -146,6 +143,5 @@ def split_options(options: Mapping[str, Any]) -> tuple[Settings, DecodingOptions
         if other in options and name in options:
             raise OptionError(f"{other} is another name of {name}, got both")
     options = {ALIASES.get(name, name): value for name, value in options.items()}
-    loop = {name: value for name, value in options.items() if name in settings}
-    rest = {name: value for name, value in options.items() if name not in settings}
-    return Settings(**loop), DecodingOptions(**rest)
+    loop = {name: options.pop(name) for name in settings & options.keys()}
+    return Settings(**loop), DecodingOptions(**options)

@@ -3,23 +3,22 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain, count
 
 from asrmask.audio.constants import N_FRAMES
-from asrmask.audio.pauses import cut
 from asrmask.audio.recording import Recording
 from asrmask.audio.spectrogram import Spectrogram
-from asrmask.decoding.language import language_of
+from asrmask.audio.vad import speech_spans
 from asrmask.decoding.options import DecodingOptions
-from asrmask.decoding.task import decode_encoded
-from asrmask.decoding.windows import use_precision
+from asrmask.decoding.task import decode_encoded, language_of, use_precision
 from asrmask.model.encoding import encode
 from asrmask.model.policy import Policy
 from asrmask.model.whisper import Whisper
 from asrmask.tokenizer.languages import language_code
-from asrmask.tokenizer.tokenizer import get_tokenizer
+from asrmask.tokenizer.tokenizer import Tokenizer, get_tokenizer
 from asrmask.transcription.result import PaddingUse, Segment, Transcription
 from asrmask.transcription.settings import Settings
-from asrmask.transcription.speech import Speech
+from asrmask.transcription.speech import Speech, split_at_pauses
 from asrmask.transcription.window_loop import Callbacks, DecodeReply, DecodeRequest, WindowLoop
 
 
@@ -37,7 +36,7 @@ class TranscriptionStream:
     def __init__(
         self,
         model: Whisper,
-        recording: Recording | Spectrogram,
+        recording: Recording,
         settings: Settings,
         options: DecodingOptions,
         callbacks: Callbacks | None = None,
@@ -46,39 +45,43 @@ class TranscriptionStream:
         use_precision(model, options.fp16)
         self.model = model
         self.settings = settings
+        self.options = options
         self.callbacks = callbacks or Callbacks()
-        if isinstance(recording, Recording):
-            recording = Spectrogram(recording, model.dims.n_mels)
-        self.spectrogram = recording
-        self.duration_s = recording.recording.duration_s
-        self.clips = settings.clips(recording.n_frames)
+        self.duration_s = recording.duration_s
+        self.spectrogram = Spectrogram(recording, model.dims.n_mels)
+        self.clips = settings.clips(self.spectrogram.n_frames)
         self.speech = None
         if settings.vad_filter:
-            self.speech = Speech.of(recording.recording, settings.vad_options)
+            vad = settings.vad_options
+            spans = speech_spans(recording, vad)
+            self.speech = Speech(recording, spans, margin_s=vad.speech_pad_ms / 1000)
             self.spectrogram = Spectrogram(self.speech.recording, model.dims.n_mels)
-            kept = [tuple(map(self.speech.kept_frame, clip)) for clip in self.clips]
-            self.clips = [(start, end) for start, end in kept if start < end]
+            frame = self.speech.frame
+            clips = [(frame(start), frame(end)) for start, end in self.clips]
+            self.clips = [(start, end) for start, end in clips if start < end]
         self.n_frames = self.spectrogram.n_frames
         if settings.cut_at_pauses:
-            longest = settings.window_frames
-            self.clips = [
-                part for clip in self.clips for part in cut(self.spectrogram, *clip, longest)
-            ]
+            size = settings.window_frames
+            parts = [split_at_pauses(self.spectrogram, *clip, size) for clip in self.clips]
+            self.clips = list(chain(*parts))
         self.policy = settings.policy
         self.padding_use = PaddingUse(str(self.policy))
         self.language, self.language_probability = self._language(options.language)
-        self.tokenizer = get_tokenizer(
-            model.is_multilingual,
-            num_languages=model.num_languages,
-            language=self.language,
-            task=options.task,
-        )
+        self.tokenizer = self.tokenizer_for(self.language)
         self.options = replace(options, language=None if settings.multilingual else self.language)
         self.seek = 0
         self.parts: list[list[Segment]] = []
         self.n_open = 0
         self.error: Exception | None = None
         self._all_started = False
+
+    def tokenizer_for(self, language: str | None) -> Tokenizer:
+        return get_tokenizer(
+            self.model.is_multilingual,
+            num_languages=self.model.num_languages,
+            language=language,
+            task=self.options.task,
+        )
 
     def start_loops(self) -> Iterator[WindowLoop]:
         """Yield a started window loop for each independent part; lazy: each loop holds a window.
@@ -109,8 +112,10 @@ class TranscriptionStream:
         return self.transcription()
 
     def transcription(self) -> Transcription:
-        """Return the transcription up to now."""
-        segments = [segment for part in self.parts for segment in part]
+        """Return the transcription up to now, or raise the exception that stopped the work."""
+        if self.error is not None:
+            raise self.error
+        segments = list(chain(*self.parts))
         for i, segment in enumerate(segments):
             segment.id = i
         return Transcription(
@@ -133,27 +138,22 @@ class TranscriptionStream:
         start = self.clips[0][0] if self.settings.vad_filter and self.clips else 0
         n_frames = min(self.n_frames - start, N_FRAMES)
         window = self.spectrogram.window(start, n_frames, fill=policy.fill)
-        tokenizer = get_tokenizer(True, num_languages=self.model.num_languages)
         encoded = encode(self.model, [window], policy)
-        ((language, probabilities),) = language_of(self.model, encoded, tokenizer)
+        ((language, probabilities),) = language_of(self.model, encoded, self.tokenizer_for(None))
         return language, probabilities[language]
 
     @cached_property
     def _segments(self) -> Iterator[Segment]:
         """Created on first use: an unused generator would keep the stream in memory."""
-        return self._run()
-
-    def _run(self) -> Iterator[Segment]:
-        n_segments = 0
+        ids = count()
         for loop in self.start_loops():
             while loop.request is not None:
                 self.seek = loop.seek
-                found = loop.send(*decode_request(self.model, loop.request))
+                segments = loop.send(*decode_request(self.model, loop.request))
                 self.seek = loop.seek
-                for segment in found:
-                    segment.id = n_segments
-                    n_segments += 1
-                yield from found
+                for segment in segments:
+                    segment.id = next(ids)
+                yield from segments
 
 
 def decode_request(model: Whisper, request: DecodeRequest) -> DecodeReply:

@@ -10,19 +10,20 @@ result, so a caller can serve one loop at a time (stream.py) or many in a batch 
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 from asrmask.audio.constants import FRAMES_PER_POSITION, FRAMES_PER_SECOND
 from asrmask.audio.spectrogram import Features, Spectrogram
 from asrmask.decoding.options import DecodingOptions, DecodingResult
-from asrmask.decoding.quality import runaway, stops_early
+from asrmask.decoding.quality import runaway_reason, stops_early
 from asrmask.model.cross_attention import CrossAttentionCache
 from asrmask.model.policy import Policy
-from asrmask.tokenizer.tokenizer import get_tokenizer
 from asrmask.transcription.hallucination import skip_hallucinations
 from asrmask.transcription.result import Segment
 from asrmask.transcription.settings import at_temperature
-from asrmask.transcription.word_timing import add_words, end_of
+from asrmask.transcription.word_timing import add_words, last_word_end
 
 if TYPE_CHECKING:
     from asrmask.transcription.stream import TranscriptionStream
@@ -45,6 +46,16 @@ class DecodeRequest:
     options: DecodingOptions
     encoded: CrossAttentionCache | None = None
     keep_encoded: bool = False
+
+    @property
+    def batch_key(self) -> Any:
+        """Requests with equal keys can be decoded in one batch; None: decode it alone.
+
+        Only first attempts at temperature 0 are batched.
+        """
+        if self.encoded is not None or self.options.temperature > 0:
+            return None
+        return self.policy, self.options, self.keep_encoded
 
 
 DecodeReply = tuple[CrossAttentionCache | None, DecodingResult]
@@ -100,8 +111,7 @@ class WindowLoop:
         self.is_first = is_first
         self.seek = clips[0][0] if clips else 0
         self.segments: list[Segment] = []
-        on_window = stream.callbacks.on_window
-        self._keep_encoded = stream.settings.word_timestamps or on_window is not None
+        self._last_speech_s = 0.0  # end of the last word
         self._generator = self._run()
         self.request = next(self._generator, None)
 
@@ -116,128 +126,89 @@ class WindowLoop:
         on_progress = self.stream.callbacks.on_progress
         if on_progress is not None and self.seek > start:
             on_progress((self.seek - start) / self.stream.n_frames)
-        found = self.segments[n_before:]
+        segments = self.segments[n_before:]
         if self.stream.speech is not None:
-            for segment in found:
+            for segment in segments:
                 self.stream.speech.restore(segment)
-        return found
+        return segments
 
     def _run(self) -> Generator[DecodeRequest, DecodeReply, None]:
         stream, settings = self.stream, self.stream.settings
-        n_frames = stream.spectrogram.n_frames
+        on_window = stream.callbacks.on_window
         prompt = self._prompt()
-        last_speech_s = 0.0
         for clip_start, clip_end in self.clips:
             self.seek = clip_start
-            while self.seek < min(clip_end, n_frames):
+            while self.seek < min(clip_end, stream.n_frames):
                 seek = self.seek
-                size = min(settings.window_frames, n_frames - seek, clip_end - seek)
-                window = stream.spectrogram.window(seek, size, fill=settings.policy.fill)
-                options = self._options(prompt.tokens)
+                size = min(settings.window_frames, stream.n_frames - seek, clip_end - seek)
+                window = stream.spectrogram.window(seek, size, fill=stream.policy.fill)
+                options = replace(stream.options, prompt=prompt.tokens)
+                if self.segments or not self.is_first:
+                    options = replace(options, prefix=None)  # it starts the first text only
                 encoded, result = yield from self._decode(window, options)
-                if self._is_silence(result):
+                if self._is_silent(result):
                     self.seek = seek + size
                     continue
                 options = replace(options, language=result.language)
-                found, self.seek, settled = self._cut(result, seek, size)
+                segments, self.seek, is_complete = self._split(result, seek, size)
                 if settings.word_timestamps:
                     assert encoded is not None
-                    self._add_words(found, result.language, encoded, size, last_speech_s)
-                    if not self._drop_hallucinations(found, seek, size, settled, last_speech_s):
+                    tokenizer, last_s = stream.tokenizer_for(result.language), self._last_speech_s
+                    add_words(segments, stream.model, tokenizer, encoded, size, settings, last_s)
+                    if not self._follow_words(segments, seek, size, is_complete):
                         continue
-                    end_s = end_of(found)
-                    last_speech_s = last_speech_s if end_s is None else end_s
                 if settings.cut_at_pauses and clip_end - self.seek < MIN_REST:
                     self.seek = clip_end
-                if stream.callbacks.on_window is not None:
+                if on_window is not None:
                     assert encoded is not None
-                    stream.callbacks.on_window(
-                        DecodedWindow(
-                            stream.spectrogram, seek, window, encoded, options, result, found
-                        )
-                    )
-                for segment in found:
+                    inputs = stream.spectrogram, seek, window, encoded, options
+                    on_window(DecodedWindow(*inputs, result, segments))
+                for segment in segments:
                     if segment.start == segment.end or not segment.text.strip():
                         segment.text, segment.tokens, segment.words = "", [], []
-                    prompt.tokens_so_far.extend(segment.tokens)
-                self.segments += found
-                is_drawn = result.temperature > PROMPT_RESET_TEMPERATURE
-                if is_drawn or not settings.condition_on_previous_text:
+                    prompt.previous.extend(segment.tokens)
+                self.segments += segments
+                is_sampled = result.temperature > PROMPT_RESET_TEMPERATURE
+                if is_sampled or not settings.condition_on_previous_text:
                     prompt.reset()
 
-    def _drop_hallucinations(
-        self, found: list[Segment], seek: int, size: int, settled: bool, last_speech_s: float
+    def _prompt(self) -> "Prompt":
+        stream, settings = self.stream, self.stream.settings
+
+        def encode(text: str | None) -> list[int]:
+            return [] if text is None else stream.tokenizer.encode(" " + text.strip())
+
+        return Prompt(
+            encode(settings.initial_prompt),
+            settings.carry_initial_prompt,
+            stream.model.dims.n_text_ctx // 2 - 1,
+            [] if stream.options.prefix else encode(settings.hotwords),
+        )
+
+    def _follow_words(
+        self, segments: list[Segment], seek: int, size: int, is_complete: bool
     ) -> bool:
-        """Move `seek` to the end of the last word, and drop hallucinated segments.
+        """Continue after the last word, and drop hallucinated segments.
 
         Returns False if the window must be discarded and decoding continues at the new `seek`.
         """
         settings = self.stream.settings
-        last_word_s = end_of(found)
-        if not settled and last_word_s is not None and last_word_s > seek / FRAMES_PER_SECOND:
-            self.seek = round(last_word_s * FRAMES_PER_SECOND)
-        if settings.hallucination_silence_threshold is None:
-            return True
-        self.seek, n_kept = skip_hallucinations(
-            found,
-            settings.hallucination_silence_threshold,
-            start=seek,
-            size=size,
-            n_frames=self.stream.spectrogram.n_frames,
-            seek=self.seek,
-            settled=settled,
-            last_speech_s=last_speech_s,
-            longest=settings.window_frames,
-        )
-        if n_kept is None:
-            return False
-        del found[n_kept:]
+        threshold = settings.hallucination_silence_threshold
+        last_word_s = last_word_end(segments)
+        if not is_complete and last_word_s is not None and last_word_s > seek / FRAMES_PER_SECOND:
+            rest_s = (seek + settings.window_frames) / FRAMES_PER_SECOND - last_word_s
+            skip_rest = threshold is not None and rest_s <= threshold
+            self.seek = seek + size if skip_rest else round(last_word_s * FRAMES_PER_SECOND)
+        if threshold is not None:
+            self.seek, n_kept = skip_hallucinations(
+                segments, self.stream, threshold, seek, size, self.seek, self._last_speech_s
+            )
+            if n_kept is None:
+                return False
+            del segments[n_kept:]
+            last_word_s = last_word_end(segments)
+        self._last_speech_s = self._last_speech_s if last_word_s is None else last_word_s
         return True
-
-    def _prompt(self) -> "Prompt":
-        settings, tokenizer = self.stream.settings, self.stream.tokenizer
-        initial: list[int] = []
-        if settings.initial_prompt is not None:
-            initial = tokenizer.encode(" " + settings.initial_prompt.strip())
-        hotwords: list[int] = []
-        if settings.hotwords is not None and not self.stream.options.prefix:
-            hotwords = tokenizer.encode(" " + settings.hotwords.strip())
-        room = self.stream.model.dims.n_text_ctx // 2 - 1
-        return Prompt(initial, settings.carry_initial_prompt, room, hotwords)
-
-    def _add_words(
-        self,
-        found: list[Segment],
-        language: str,
-        encoded: CrossAttentionCache,
-        size: int,
-        last_speech_s: float,
-    ) -> None:
-        """Add words to the segments of a window. Words and times depend on its language."""
-        model, settings = self.stream.model, self.stream.settings
-        tokenizer = get_tokenizer(
-            model.is_multilingual,
-            num_languages=model.num_languages,
-            language=language,
-            task=self.stream.options.task,
-        )
-        add_words(
-            found,
-            model,
-            tokenizer,
-            encoded,
-            size,
-            prepended=settings.prepend_punctuations,
-            appended=settings.append_punctuations,
-            last_speech_s=last_speech_s,
-        )
-
-    def _options(self, prompt: list[int]) -> DecodingOptions:
-        """Return the decoding options of the next window."""
-        options = replace(self.stream.options, prompt=prompt)
-        # the prefix applies to the first text only
-        is_begun = bool(self.segments) or not self.is_first
-        return replace(options, prefix=None) if is_begun else options
 
     def _decode(self, window: Features, options: DecodingOptions) -> DecodeGenerator:
         """Decode a window, and again with all padding if hidden padding made it unreliable.
@@ -245,166 +216,137 @@ class WindowLoop:
         A text without timestamps that stops early is also decoded again, with timestamps: they
         show where the loop must continue.
         """
-        settings, use = self.stream.settings, self.stream.padding_use
-        policy = settings.policy
+        settings, policy, use = self.stream.settings, self.stream.policy, self.stream.padding_use
+        temperatures = settings.temperatures
+        can_retry = settings.policy_fallback and policy.kind != "full"
+        tried = temperatures[:1] if can_retry else temperatures
+        encoded, result = yield from self._try_temperatures(window, policy, options, tried)
+        reason = None
+        if can_retry:
+            # a low probability counts only if other temperatures are tried anyway
+            min_logprob = settings.logprob_threshold if len(temperatures) > 1 else None
+            reason = runaway_reason(
+                result,
+                window.n_positions,
+                max_compression=settings.compression_ratio_threshold,
+                min_logprob=min_logprob,
+            )
+            if reason is None and options.without_timestamps and stops_early(result.text, window):
+                reason, options = "stops early", replace(options, without_timestamps=False)
         computed_s, avoided_s = policy.padding_s(window.n_positions)
-        if policy.kind == "full" or not settings.policy_fallback:
-            use.add(computed_s, avoided_s)
-            return (yield from self._read(window, policy, options, settings.temperatures))
-        encoded, result = yield from self._read(window, policy, options, settings.temperatures[:1])
-        reason = runaway(
-            result,
-            window.n_positions,
-            max_compression=settings.compression_ratio_threshold,
-            min_logprob=self._min_logprob(),
-        )
-        if reason is None and options.without_timestamps and stops_early(result.text, window):
-            reason, options = "stops early", replace(options, without_timestamps=False)
         if reason is None:
             use.add(computed_s, avoided_s)
             return encoded, result
         again_s, _ = policy.fallback.padding_s(window.n_positions)
         use.add(computed_s + again_s, 0.0, reason)
-        encoded, result = yield from self._read(
-            window, policy.fallback, options, settings.temperatures
-        )
+        policy = policy.fallback
+        encoded, result = yield from self._try_temperatures(window, policy, options, temperatures)
         return encoded, replace(result, fallback=reason)
 
-    def _min_logprob(self) -> float | None:
-        """Log-probability below which a text with hidden padding is decoded again; None: off."""
-        settings = self.stream.settings
-        # applies only if other temperatures are tried anyway
-        return settings.logprob_threshold if len(settings.temperatures) > 1 else None
-
-    def _read(
-        self,
-        window: Features,
-        policy: Policy,
-        options: DecodingOptions,
-        temperatures: Sequence[float],
+    def _try_temperatures(
+        self, window: Features, policy: Policy, options: DecodingOptions, temperatures: list[float]
     ) -> DecodeGenerator:
         """Decode at rising temperatures until the text passes the thresholds."""
-        settings, callbacks = self.stream.settings, self.stream.callbacks
+        callbacks = self.stream.callbacks
+        keep_encoded = self.stream.settings.word_timestamps or callbacks.on_window is not None
         encoded: CrossAttentionCache | None = None
         for temperature in temperatures:
             attempt = at_temperature(options, temperature)
-            encoded, result = yield DecodeRequest(
-                window, policy, attempt, encoded, self._keep_encoded
-            )
+            encoded, result = yield DecodeRequest(window, policy, attempt, encoded, keep_encoded)
             if callbacks.on_attempt is not None:
                 callbacks.on_attempt(window, attempt, result)
-            repetitive = (
-                settings.compression_ratio_threshold is not None
-                and result.compression_ratio > settings.compression_ratio_threshold
-            )
-            unsure = (
-                settings.logprob_threshold is not None
-                and result.avg_logprob < settings.logprob_threshold
-            )
-            silent = (
-                settings.no_speech_threshold is not None
-                and result.no_speech_prob > settings.no_speech_threshold
-                and unsure
-            )
-            if silent or not (repetitive or unsure):
+            if not self._needs_fallback(result):
                 break
         return encoded, replace(result, policy=policy)
 
-    def _is_silence(self, result: DecodingResult) -> bool:
+    def _needs_fallback(self, result: DecodingResult) -> bool:
         settings = self.stream.settings
-        if settings.no_speech_threshold is None:
-            return False
-        sure = (
-            settings.logprob_threshold is not None
-            and result.avg_logprob > settings.logprob_threshold
-        )
-        return result.no_speech_prob > settings.no_speech_threshold and not sure
+        repetitive = result.compression_ratio > _limit(settings.compression_ratio_threshold, inf)
+        uncertain = result.avg_logprob < _limit(settings.logprob_threshold, -inf)
+        silent = uncertain and result.no_speech_prob > _limit(settings.no_speech_threshold, inf)
+        return (repetitive or uncertain) and not silent
 
-    def _cut(self, result: DecodingResult, seek: int, size: int) -> tuple[list[Segment], int, bool]:
+    def _is_silent(self, result: DecodingResult) -> bool:
+        settings = self.stream.settings
+        certain = result.avg_logprob > _limit(settings.logprob_threshold, inf)
+        return result.no_speech_prob > _limit(settings.no_speech_threshold, inf) and not certain
+
+    def _split(
+        self, result: DecodingResult, seek: int, size: int
+    ) -> tuple[list[Segment], int, bool]:
         """Return a window's segments, the start of the next window, and whether it is final.
 
-        Two timestamps in a row are a cut. A single one at the end means that no speech follows, so
-        the window is finished. Otherwise the audio after the last cut is decoded again.
+        Segments are split between two timestamps in a row. A single timestamp at the end means that
+        no speech follows, so the window is complete. Otherwise the audio after the last split is
+        decoded again.
         """
-        begin = self.stream.tokenizer.timestamp_begin
-        tokens = result.tokens
+        settings, tokenizer = self.stream.settings, self.stream.tokenizer
+        begin, tokens = tokenizer.timestamp_begin, result.tokens
         is_time = [token >= begin for token in tokens]
-        settled = is_time[-2:] == [False, True]
-        cuts = [i for i in range(1, len(tokens)) if is_time[i - 1] and is_time[i]]
+        single_timestamp_ending = is_time[-2:] == [False, True]
+        splits = [i for i in range(1, len(tokens)) if is_time[i - 1] and is_time[i]]
+        if splits and single_timestamp_ending:
+            splits.append(len(tokens))
+        next_seek = seek + size
+        if splits:
+            parts = [tokens[a:b] for a, b in pairwise([0, *splits])]
+            spans = [((p[0] - begin) * POSITION_S, (p[-1] - begin) * POSITION_S) for p in parts]
+            if not single_timestamp_ending:
+                next_seek = seek + (parts[-1][-1] - begin) * FRAMES_PER_POSITION
+        else:
+            last = ([token for token in tokens if token >= begin] or [begin])[-1]
+            end_s = (last - begin) * POSITION_S or size / FRAMES_PER_SECOND
+            parts, spans = [tokens], [(0.0, end_s)]
         offset_s = seek / FRAMES_PER_SECOND
-        if cuts:
-            ends = [*cuts, len(tokens)] if settled else cuts
-            segments = []
-            for a, b in zip([0, *ends], ends, strict=False):
-                start = offset_s + (tokens[a] - begin) * POSITION_S
-                end = offset_s + (tokens[b - 1] - begin) * POSITION_S
-                segments.append(self._segment(result, seek, size, start, end, tokens[a:b]))
-            if settled:
-                return segments, seek + size, settled
-            last = tokens[ends[-1] - 1] - begin
-            return segments, seek + last * FRAMES_PER_POSITION, settled
-        duration = size / FRAMES_PER_SECOND
-        times = [token for token in tokens if token >= begin]
-        if times and times[-1] != begin:
-            duration = (times[-1] - begin) * POSITION_S
-        segment = self._segment(result, seek, size, offset_s, offset_s + duration, tokens)
-        return [segment], seek + size, settled
+        # upstream allows times past the end of the audio
+        is_limited = settings.padding is not None or settings.vad_filter
+        limit_s = (seek + size) / FRAMES_PER_SECOND if is_limited else inf
+        segments = [
+            Segment(
+                id=-1,  # set by the stream
+                seek=seek,
+                start=min(offset_s + start, limit_s),
+                end=min(offset_s + end, limit_s),
+                text=tokenizer.decode(token for token in part if token < tokenizer.eot),
+                tokens=part,
+                temperature=result.temperature,
+                avg_logprob=result.avg_logprob,
+                compression_ratio=result.compression_ratio,
+                no_speech_prob=result.no_speech_prob,
+                language=result.language if settings.multilingual else None,
+                policy=None if settings.padding is None else str(result.policy),
+            )
+            for part, (start, end) in zip(parts, spans, strict=True)
+        ]
+        return segments, next_seek, single_timestamp_ending
 
-    def _segment(
-        self,
-        result: DecodingResult,
-        seek: int,
-        size: int,
-        start: float,
-        end: float,
-        tokens: list[int],
-    ) -> Segment:
-        tokenizer = self.stream.tokenizer
-        settings = self.stream.settings
-        if settings.padding is not None or settings.vad_filter:
-            # upstream allows times past the end of the audio
-            latest = (seek + size) / FRAMES_PER_SECOND
-            start, end = min(start, latest), min(end, latest)
-        return Segment(
-            id=-1,  # set by the stream
-            seek=seek,
-            start=start,
-            end=end,
-            text=tokenizer.decode(t for t in tokens if t < tokenizer.eot),
-            tokens=tokens,
-            temperature=result.temperature,
-            avg_logprob=result.avg_logprob,
-            compression_ratio=result.compression_ratio,
-            no_speech_prob=result.no_speech_prob,
-            language=result.language if settings.multilingual else None,
-            policy=None if settings.padding is None else str(result.policy),
-        )
+
+def _limit(threshold: float | None, default: float) -> float:
+    return default if threshold is None else threshold
 
 
 class Prompt:
-    """The prompt of the next window: hotwords, initial prompt and previous text."""
+    """The prompt of the next window: hotwords, initial prompt and previous text, as tokens."""
 
     def __init__(
-        self, initial: list[int], carry: bool, room: int, hotwords: list[int] | None = None
+        self, initial: list[int], carry: bool, max_tokens: int, hotwords: Sequence[int] = ()
     ):
+        """carry: keep the initial prompt before the previous text"""
         self.initial = initial
         self.carry = carry
-        self.hotwords = (hotwords or [])[:room]
-        self.room = room - len(self.hotwords)
-        self.tokens_so_far = list(initial)
-        self._since = 0
+        self.hotwords = list(hotwords[:max_tokens])
+        self.max_tokens = max_tokens - len(self.hotwords)
+        self.previous = list(initial)
+        self._n_skipped = 0
 
     @property
     def tokens(self) -> list[int]:
-        if not self.carry:
-            tokens = self.tokens_so_far[self._since :]
-        else:
-            recent = self.tokens_so_far[max(len(self.initial), self._since) :]
-            tokens = self.initial + recent[-(self.room - len(self.initial)) :]
-        return (
-            self.hotwords + tokens[max(0, len(tokens) - self.room) :] if self.hotwords else tokens
-        )
+        tokens = self.previous[self._n_skipped :]
+        if self.carry:
+            recent = self.previous[max(len(self.initial), self._n_skipped) :]
+            tokens = self.initial + recent[-(self.max_tokens - len(self.initial)) :]
+        return self.hotwords + tokens[max(0, len(tokens) - self.max_tokens) :]
 
     def reset(self) -> None:
         """Leave all text up to now out of later prompts."""
-        self._since = len(self.tokens_so_far)
+        self._n_skipped = len(self.previous)

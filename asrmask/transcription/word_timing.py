@@ -6,7 +6,7 @@ map of tokens against time, and the cheapest path through it gives the times.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from asrmask.audio.constants import FRAMES_PER_POSITION, FRAMES_PER_SECOND, POSI
 from asrmask.model.cross_attention import CrossAttentionCache
 from asrmask.model.whisper import Whisper
 from asrmask.tokenizer.tokenizer import Tokenizer
-from asrmask.transcription.punctuation import APPEND_PUNCTUATIONS, PREPEND_PUNCTUATIONS
 from asrmask.transcription.result import Segment, Word
+from asrmask.transcription.settings import Settings
 
 MEDIAN_WIDTH = 7  # positions
 # compare-exchange pairs that move the median of seven values to the middle: 10 × as fast as a sort
@@ -30,7 +30,7 @@ SENTENCE_ENDS = ".。!！?？"
 
 
 @dataclass
-class Timing:
+class WordTiming:
     """A word and its times within its window."""
 
     word: str
@@ -44,13 +44,13 @@ class Timing:
         return self.end - self.start
 
 
-def warp(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def dtw_path(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the cheapest path through a cost matrix, as row and column indices.
 
     The path leads from the first to the last cell, by steps down, right or diagonal. It is computed
     along anti-diagonals, whose cells do not depend on each other.
 
-    >>> warp(np.array([[0.0, 9.0, 9.0], [9.0, 0.0, 0.0]]))
+    >>> dtw_path(np.array([[0.0, 9.0, 9.0], [9.0, 0.0, 0.0]]))
     (array([0, 1, 1]), array([0, 1, 2]))
     """
     n_rows, n_columns = cost.shape
@@ -87,7 +87,7 @@ def warp(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attention_map(weights: Tensor) -> Tensor:
-    """Standardise each head over the tokens, smooth over time, and average the heads.
+    """Standardise each head over tokens, smooth it over time, and average the heads.
 
     weights: (heads, tokens, positions)
     returns (tokens, positions)
@@ -105,11 +105,9 @@ def attention_map(weights: Tensor) -> Tensor:
 
 def median_of_seven(values: list[Tensor]) -> Tensor:
     """Return the elementwise median of seven tensors."""
-    for a, b in MEDIAN_NETWORK:
-        values[a], values[b] = (
-            torch.minimum(values[a], values[b]),
-            torch.maximum(values[a], values[b]),
-        )
+    for i, j in MEDIAN_NETWORK:
+        a, b = values[i], values[j]
+        values[i], values[j] = torch.minimum(a, b), torch.maximum(a, b)
     return values[MEDIAN_WIDTH // 2]
 
 
@@ -120,56 +118,49 @@ def align(
     text_tokens: list[int],
     encoded: CrossAttentionCache,
     n_frames: int,
-) -> list[Timing]:
+) -> list[WordTiming]:
     """Return the words of a window's text, with times and probabilities.
 
     encoded:  the encoded window, a batch of one
     n_frames: number of its frames that are not padding; word times are within them
     """
-    if not text_tokens:
-        return []
     words, word_tokens = tokenizer.split_to_word_tokens([*text_tokens, tokenizer.eot])
     if len(word_tokens) <= 1:
         return []
-    opening = [*tokenizer.sot_sequence, tokenizer.no_timestamps]
-    tokens = torch.tensor([[*opening, *text_tokens, tokenizer.eot]], device=model.device)
+    prompt_tokens = [*tokenizer.sot_sequence, tokenizer.no_timestamps]
+    tokens = torch.tensor([[*prompt_tokens, *text_tokens, tokenizer.eot]], device=model.device)
     scores: dict[str, Tensor] = {}
 
-    def keep(place: str, quantity: str, tensor: Tensor) -> None:
+    def record(place: str, quantity: str, tensor: Tensor) -> None:
         if quantity == "scores" and place.endswith(".cross"):
             scores[place] = tensor[0]  # (H, tokens, positions)
 
-    x, _ = model.decoder(tokens, encoded, model.decoder.cache(1, tokens.shape[1]), keep)
+    x, _ = model.decoder(tokens, encoded, model.decoder.cache(1, tokens.shape[1]), record)
     first = len(tokenizer.sot_sequence)
     # the output at each position predicts the next token
     logits = model.decoder.logits(x[0, first : first + len(text_tokens)])[:, : tokenizer.eot]
-    index = torch.tensor(text_tokens, device=model.device)[:, None]
-    picked = logits.gather(1, index)[:, 0]
-    probabilities = (picked - logits.logsumexp(dim=-1)).exp().tolist()
+    rows = torch.arange(len(text_tokens), device=model.device)
+    token_logits = logits[rows, tokens[0, len(prompt_tokens) : -1]]
+    probabilities = (token_logits - logits.logsumexp(dim=-1)).exp().tolist()
 
     heads = [scores[f"decoder.{layer}.cross"][head] for layer, head in model.alignment_heads]
     # equivalent to a padding mask: the softmax covers only positions of real audio
     start = encoded.first_of(0) - encoded.origin
-    own = slice(start, start + n_frames // FRAMES_PER_POSITION)
-    weights = torch.stack(heads)[:, :, own].softmax(dim=-1)
-    rows, columns = warp(-attention_map(weights)[first:-1].double().cpu().numpy())
+    audio = slice(start, start + n_frames // FRAMES_PER_POSITION)
+    weights = torch.stack(heads)[:, :, audio].softmax(dim=-1)
+    token_index, position = dtw_path(-attention_map(weights)[first:-1].double().cpu().numpy())
 
-    starts = np.array([True, *(np.diff(rows) != 0)])  # where the path reaches a new token
-    times = columns[starts] / POSITIONS_PER_SECOND
-    bounds = np.cumsum([0, *(len(group) for group in word_tokens[:-1])])
+    # where the path reaches a new token
+    is_start = np.pad(np.diff(token_index), (1, 0), constant_values=1).astype(bool)
+    times = (position[is_start] / POSITIONS_PER_SECOND).tolist()
+    bounds = np.cumsum([0, *map(len, word_tokens[:-1])])
     return [
-        Timing(
-            words[i],
-            word_tokens[i],
-            float(times[a]),
-            float(times[b]),
-            float(np.mean(probabilities[a:b])),
-        )
-        for i, (a, b) in enumerate(pairwise(bounds))
+        WordTiming(word, group, times[a], times[b], float(np.mean(probabilities[a:b])))
+        for word, group, (a, b) in zip(words, word_tokens, pairwise(bounds), strict=False)
     ]
 
 
-def merge_punctuations(timings: list[Timing], prepended: str, appended: str) -> None:
+def merge_punctuations(timings: list[WordTiming], prepended: str, appended: str) -> None:
     """Merge punctuation into adjacent words, in place. Merged entries stay as empty words."""
     following = len(timings) - 1
     for i in range(len(timings) - 2, -1, -1):
@@ -197,40 +188,35 @@ def add_words(
     tokenizer: Tokenizer,
     encoded: CrossAttentionCache,
     n_frames: int,
-    *,
-    prepended: str = PREPEND_PUNCTUATIONS,
-    appended: str = APPEND_PUNCTUATIONS,
-    last_speech_s: float = 0.0,
+    settings: Settings,
+    last_speech_s: float,
 ) -> None:
     """Add words to the segments of a window, and adjust the segments' times to them."""
-    if not segments:
-        return
     texts = [[token for token in s.tokens if token < tokenizer.eot] for s in segments]
-    timings = align(model, tokenizer, [t for text in texts for t in text], encoded, n_frames)
+    timings = align(model, tokenizer, list(chain(*texts)), encoded, n_frames)
     durations = [t.duration for t in timings if t.duration != 0]
     median = min(0.7, float(np.median(durations))) if durations else 0.0
     if durations:
         _shorten_at_sentence_ends(timings, 2 * median)
-    merge_punctuations(timings, prepended, appended)
+    merge_punctuations(timings, settings.prepend_punctuations, settings.append_punctuations)
 
-    offset_s = segments[0].seek / FRAMES_PER_SECOND
-    waiting = iter(timings)
+    remaining = iter(timings)
     for segment, text in zip(segments, texts, strict=True):
-        words: list[Word] = []
-        n_taken = 0
-        while n_taken < len(text) and (timing := next(waiting, None)) is not None:
-            n_taken += len(timing.tokens)
+        offset_s = segment.seek / FRAMES_PER_SECOND
+        segment.words = []
+        n_tokens = 0
+        while n_tokens < len(text) and (timing := next(remaining, None)) is not None:
+            n_tokens += len(timing.tokens)
             if timing.word:
                 start = max(0.0, round(offset_s + timing.start, 2))
                 end = max(0.0, round(offset_s + timing.end, 2))
-                words.append(Word(timing.word, start, end, timing.probability))
-        if words:
-            _fit(segment, words, median, last_speech_s)
+                segment.words.append(Word(timing.word, start, end, timing.probability))
+        if segment.words:
+            _fit_times(segment, segment.words, median, last_speech_s)
             last_speech_s = segment.end
-        segment.words = words
 
 
-def end_of(segments: Sequence[Segment]) -> float | None:
+def last_word_end(segments: Sequence[Segment]) -> float | None:
     """Return the end of the last word, or of the last segment if there are no words."""
     for segment in reversed(segments):
         if segment.words:
@@ -238,7 +224,7 @@ def end_of(segments: Sequence[Segment]) -> float | None:
     return segments[-1].end if segments else None
 
 
-def _shorten_at_sentence_ends(timings: list[Timing], longest: float) -> None:
+def _shorten_at_sentence_ends(timings: list[WordTiming], longest: float) -> None:
     """Shorten long durations of sentence-ending marks and of the words after them."""
     for previous, timing in pairwise(timings):
         if timing.duration > longest:
@@ -248,7 +234,7 @@ def _shorten_at_sentence_ends(timings: list[Timing], longest: float) -> None:
                 timing.start = timing.end - longest
 
 
-def _fit(segment: Segment, words: list[Word], median: float, last_speech_s: float) -> None:
+def _fit_times(segment: Segment, words: list[Word], median: float, last_speech_s: float) -> None:
     """Cut pauses out of the first and last words, and make word and segment times agree."""
     longest = 2 * median
     first, last = words[0], words[-1]

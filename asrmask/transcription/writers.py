@@ -23,9 +23,8 @@ class SubtitleLayout:
     max_words_per_line: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_line_width", "max_line_count", "max_words_per_line"):
-            limit = getattr(self, name)
-            if limit is not None and limit < 1:
+        for name, limit in vars(self).items():
+            if name.startswith("max_") and limit is not None and limit < 1:
                 raise OptionError(f"{name} must be 1 or more, got {limit}")
 
 
@@ -35,14 +34,13 @@ def timestamp(seconds: float, *, hours: bool = False, mark: str = ".") -> str:
     >>> timestamp(3661.5, mark=",")
     '01:01:01,500'
     """
-    milliseconds = round(seconds * 1000)
-    h, rest = divmod(milliseconds, 3_600_000)
+    h, rest = divmod(round(seconds * 1000), 3_600_000)
     m, rest = divmod(rest, 60_000)
     s, ms = divmod(rest, 1_000)
     return (f"{h:02d}:" if hours or h else "") + f"{m:02d}:{s:02d}{mark}{ms:03d}"
 
 
-def line(segment: Any) -> str:
+def format_segment(segment: Any) -> str:
     """Format a segment as one line of text with its times."""
     return f"[{timestamp(segment.start)} --> {timestamp(segment.end)}] {segment.text}"
 

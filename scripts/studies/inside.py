@@ -17,11 +17,11 @@ from asrmask.audio.spectrogram import Features, Spectrogram
 from asrmask.decoding.options import DecodingOptions
 from asrmask.decoding.task import decode_encoded
 from asrmask.evaluation.corpus import Clip
-from asrmask.inspection.key_labels import KeyLabels, Spans, encoder_key_labels, spoken
-from asrmask.inspection.measure import Measurement, Text, measured, read
-from asrmask.inspection.online import Moments, Tally
+from asrmask.inspection.key_labels import KeyLabels, Spans, encoder_key_labels, find_speech
+from asrmask.inspection.measure import ForcedText, Measurement, encoder_meter, measure_decoder
+from asrmask.inspection.online import Moments, Tally, accumulate
 from asrmask.inspection.quantities import KINDS, expected
-from asrmask.inspection.recording import both
+from asrmask.inspection.recording import combine_recorders
 from asrmask.model.encoding import FULL, encode, plan
 from asrmask.model.policy import Policy
 from asrmask.model.whisper import Whisper
@@ -38,14 +38,14 @@ PARTS = {
 }
 
 
-def regions(ground: KeyLabels) -> Tensor:
+def regions(labels: KeyLabels) -> Tensor:
     """Each key's region, as ones and zeros, (K, REGIONS); rows add up to 1. Of one clip."""
-    padding = ground.padding[0]
+    padding = labels.padding[0]
     places = torch.arange(len(padding), device=padding.device)
     first = places[padding].min() if padding.any() else len(padding)
     late = padding & (places >= len(padding) - POSITIONS_PER_SECOND)
     early = padding & ~late & (places < first + POSITIONS_PER_SECOND)
-    return torch.stack([early, late, padding & ~late & ~early, ground.audio[0]], dim=-1).float()
+    return torch.stack([early, late, padding & ~late & ~early, labels.audio[0]], dim=-1).float()
 
 
 @dataclass
@@ -65,8 +65,7 @@ class Findings:
     n_clips: int = 0
 
     def add(self, clip: str, name: str, value: float) -> None:
-        mine = Moments.of(np.array([value]))
-        self.values[name] = self.values[name] + mine if name in self.values else mine
+        accumulate(self.values, {name: np.array([value])})
         self.table.add(clip=clip, name=name, value=round(float(value), 6))
 
     def told(self, name: str, form: str = "{:.3f}") -> str:
@@ -85,7 +84,7 @@ def run(model: Whisper, clips: Sequence[Clip], told: Callable[[str], None]) -> F
         spectrogram = Spectrogram(clip.recording(), model.dims.n_mels)
         window = spectrogram.window(0, spectrogram.n_frames, fill="zero")
         text = _decoded(model, window)
-        full = _measured(model, window, text, spoken(clip.recording()), clip.id, found)
+        full = _measured(model, window, text, find_speech(clip.recording()), clip.id, found)
         own = encode(model, [window]).features[0, : window.n_positions]
         for name in HIDING:
             fill = Policy.parse(name).fill
@@ -96,40 +95,34 @@ def run(model: Whisper, clips: Sequence[Clip], told: Callable[[str], None]) -> F
     return found
 
 
-def _decoded(model: Whisper, window: Features) -> Text:
+def _decoded(model: Whisper, window: Features) -> ForcedText:
     """The text of a window under `full`."""
     options = DecodingOptions(language="en", without_timestamps=True)
     (result,) = decode_encoded(model, encode(model, [window]), options)
     tokenizer = get_tokenizer(
         model.is_multilingual, num_languages=model.num_languages, language="en"
     )
-    return Text.untimed(tokenizer, result.tokens)
+    return ForcedText.untimed(tokenizer, result.tokens)
 
 
 def _measured(
-    model: Whisper, window: Features, text: Text, speech: Spans, clip: str, found: Findings
+    model: Whisper, window: Features, text: ForcedText, speech: Spans, clip: str, found: Findings
 ) -> Measurement:
     """A clip with all of its padding: every head, and where in the window attention goes."""
     n = window.n_positions
-    ground = encoder_key_labels(plan(FULL, [n]), [n], [speech])
-    split = regions(ground)
+    labels = encoder_key_labels(plan(FULL, [n]), n, speech)
+    split = regions(labels)
     masses: list[Tensor] = []  # of each layer, (REGIONS,)
 
     def weigh(place: str, quantity: str, tensor: Tensor) -> None:
         if quantity == "weights":
             masses.append((tensor[0, :, :n] @ split).mean(dim=(0, 1)))
 
-    full = measured(
-        model,
-        lambda record: encode(model, [window], FULL, both(record, weigh)),
-        ground,
-        n,
-        text,
-        speech=speech,
-        keep_weights=True,
-    )
+    meter = encoder_meter(model, labels)
+    encoded = encode(model, [window], FULL, combine_recorders(meter, weigh))
+    full = measure_decoder(model, encoded, n, text, speech, meter, keep_weights=True)
     found.heads.add(full.values)
-    cross = [torch.from_numpy(w).float() @ regions(full.ground) for w in full.weights.values()]
+    cross = [torch.from_numpy(w).float() @ regions(full.cross_keys) for w in full.weights.values()]
     shares_of = {
         "positions": split.mean(dim=0),
         "encoder.self": torch.stack(masses).mean(dim=0),
@@ -150,7 +143,7 @@ def _measured(
     found.add(clip, "full: end logit", full.end_logit)
     found.add(clip, "full: end probability", float(np.exp(full.end_logprob)))
     for name in ("end_padding", "end_audio"):
-        found.add(clip, f"full: {name}", _sum(full, name))
+        found.add(clip, f"full: {name}", full.sum_heads(name))
     return full
 
 
@@ -158,7 +151,7 @@ def _compare(
     model: Whisper,
     window: Features,
     name: str,
-    text: Text,
+    text: ForcedText,
     own: Tensor,
     full: Measurement,
     clip: str,
@@ -166,8 +159,8 @@ def _compare(
 ) -> None:
     """A clip under another policy: the end token, and the clip's own features."""
     encoded = encode(model, [window], Policy.parse(name))
-    meter, reading = read(model, encoded, window.n_positions, text)
-    logit, probability = float(meter.end[0]), float(np.exp(reading.end_logprob))
+    hidden = measure_decoder(model, encoded, window.n_positions, text)
+    logit, probability = hidden.end_logit, float(np.exp(hidden.end_logprob))
     found.add(clip, f"{name}: end logit", logit)
     found.add(clip, f"{name}: end probability", probability)
     found.add(clip, f"{name}: end logit minus full's", logit - full.end_logit)
@@ -179,12 +172,7 @@ def _compare(
             change = float(moved[rows].norm() / own[rows].norm())
             found.add(clip, f"{name}: features, {part}", change)
     if name == "mask:cross":
-        found.pairs.append((_sum(full, "end_padding"), full.end_logit - logit))
-
-
-def _sum(full: Measurement, name: str) -> float:
-    """A share of the end token's logit, over all heads."""
-    return float(sum(v.sum() for (_, quantity), v in full.values.items() if quantity == name))
+        found.pairs.append((full.sum_heads("end_padding"), full.end_logit - logit))
 
 
 def report(found: Findings) -> str:

@@ -12,7 +12,7 @@ from asrmask.audio.constants import N_FRAMES
 from asrmask.audio.recording import Recording
 from asrmask.audio.spectrogram import Features, Spectrogram
 from asrmask.decoding.options import DecodingOptions, DecodingResult
-from asrmask.decoding.quality import runaway
+from asrmask.decoding.quality import runaway_reason
 from asrmask.decoding.task import decode_encoded
 from asrmask.evaluation.corpus import Clip
 from asrmask.evaluation.score import Errors, difference_interval, errors, total
@@ -134,7 +134,7 @@ def rows_of(clips: ClipSet, policies: Sequence[Policy]) -> list[Row]:
         again = full[policy.fill]
         bare = again if policy == policy.fallback else clips.run(policy)
         ran = [
-            policy.kind != "full" and runaway(found.result, window.n_positions) is not None
+            policy.kind != "full" and runaway_reason(found.result, window.n_positions) is not None
             for found, window in zip(bare, clips.windows(policy), strict=True)
         ]
         safe = [b if lost else a for a, b, lost in zip(bare, again, ran, strict=True)]

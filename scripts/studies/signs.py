@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from asrmask.audio.constants import CHUNK_LENGTH, SAMPLE_RATE
-from asrmask.audio.noise import white_noise
 from asrmask.audio.recording import Recording
-from asrmask.evaluation.alignment import aligned
+from asrmask.audio.spectrogram import white_noise
+from asrmask.evaluation.alignment import align
 from asrmask.evaluation.corpus import Clip
 from asrmask.inspection.diagnosis import Diagnose
 from asrmask.model.whisper import Whisper
@@ -146,8 +146,8 @@ def judged(segments: Sequence[Sequence[str]], said: str) -> list[tuple[int, int]
     """
     kinds: list[str] = []
     heard = " ".join(word for words in segments for word in words)
-    for chunk in aligned(said, heard):
-        kinds += [chunk.kind] * len(chunk.heard.split())
+    for chunk in align(said, heard):
+        kinds += [chunk.kind] * len(chunk.hypothesis.split())
     found, first = [], 0
     for words in segments:
         mine = kinds[first : first + len(words)]
