@@ -19,7 +19,8 @@ BASE_SHA256 = "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9"
 def ready(*extras: str) -> Path:
     """The interpreter of .venv, with asrmask and those extras installed."""
     stamp = VENV / "installed"
-    files = [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
+    files = [ROOT / "pyproject.toml", ROOT / "constraints.txt", ROOT / "scripts" / "build.py"]
+    files += sorted((ROOT / "asrmask" / "kernels").glob("*.[ch]"))  # compiled by the installation
     state = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     here = stamp.read_text().split() if stamp.is_file() and PYTHON.is_file() else []
     have = set(here[1:]) if here[:1] == [state] else set()

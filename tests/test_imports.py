@@ -19,7 +19,7 @@ PACKAGE = Path(asrmask.__file__).parent
 ORDER = [
     "errors lazy malloc",
     "extras files assets console",
-    "audio tokenizer reporting",
+    "audio tokenizer reporting kernels",
     "model evaluation",
     "decoding",
     "transcription",

@@ -3,18 +3,20 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from asrmask.audio.spectrogram import Features
 from asrmask.checkpoints import load_model
 from asrmask.errors import OptionError
 from asrmask.inspection.diagnosis import Diagnose
 from asrmask.inspection.inspected_model import InspectedModel
-from asrmask.model import masks, quantization
+from asrmask.kernels import PackedFeatures
+from asrmask.model import int8, masks, rotation
 from asrmask.model.attention import KeyValues
 from asrmask.model.dimensions import ModelDimensions
 from asrmask.model.encoding import encode, encode_all
+from asrmask.model.int8 import Int8CrossAttention, Int8Linear, Int8SelfAttention
 from asrmask.model.policy import Policy
-from asrmask.model.quantization import Int8CrossAttention, Int8Linear, Int8SelfAttention
 from asrmask.model.whisper import Whisper
 from asrmask.transcription.api import stream
 from asrmask.transcription.window_loop import Callbacks
@@ -30,10 +32,9 @@ def quantized():
 
 def test_a_row_of_whole_numbers_is_exact():
     weight = torch.tensor([[64.0, -32.0], [0.0, 64.0]])
-    layer = Int8Linear(weight if quantization.max_weight() == 64 else weight * 127 / 64, None)
+    layer = Int8Linear(weight if int8.max_weight() == 64 else weight * 127 / 64, None)
     x = torch.tensor([[127.0, -127.0], [127.0, 3.0], [0.0, 0.0]])
-    weight = layer.weight * layer.scale[:, None]
-    torch.testing.assert_close(layer(x), F.linear(x, weight), rtol=1e-6, atol=0)
+    torch.testing.assert_close(layer(x), F.linear(x, layer.dequantize()), rtol=1e-6, atol=0)
 
 
 def test_the_product_is_near_and_does_not_depend_on_the_other_rows():
@@ -51,11 +52,12 @@ def test_the_product_is_near_and_does_not_depend_on_the_other_rows():
 def test_the_parts_of_a_fused_projection_are_the_projections():
     whisper = Whisper(DIMS).eval()
     attn = whisper.encoder.blocks[0].attn
-    norm = torch.rand(32) + 0.5, torch.randn(32)
-    turn, head = quantization.mean_preserving_rotation(32), quantization.random_rotation(16)
-    mine = Int8SelfAttention(attn, turn, norm)
+    norm = nn.LayerNorm(32)
+    norm.weight, norm.bias = nn.Parameter(torch.rand(32) + 0.5), nn.Parameter(torch.randn(32))
+    turn, head = rotation.mean_preserving_rotation(32), rotation.random_rotation(16)
+    mine = Int8SelfAttention(attn, turn, (norm.weight, norm.bias))
     x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
-    q, k, v = attn.projections(x * norm[0] + norm[1])
+    q, k, v = attn.projections(norm(x))
     for got, expected in zip(mine.projections(x @ turn), (q, k, v @ head), strict=True):
         assert (got - expected).abs().max() < 0.05
 
@@ -67,25 +69,26 @@ def test_features_are_attended_to_as_their_keys_and_values_would_be(n_texts):
     generator = torch.Generator().manual_seed(0)
     attn = Whisper(DIMS).eval().decoder.blocks[0].cross_attn
     norm, source = ((torch.rand(32) + 0.5, torch.randn(32)) for _ in range(2))
-    rotation = quantization.mean_preserving_rotation(32)
-    mine = Int8CrossAttention(attn, rotation, norm, source)
+    turn = rotation.mean_preserving_rotation(32)
+    mine = Int8CrossAttention(attn, turn, norm, source)
     x = torch.randn(2 * n_texts, 3, 32, generator=generator)
     features = torch.nn.functional.layer_norm(torch.randn(2, 7, 32, generator=generator), (32,))
     mask = masks.padding([5, 7], 7)
     real = features * source[0] + source[1]
-    float_queries = attn.queries(x * norm[0] + norm[1])
+    float_queries = attn.queries(F.layer_norm(x, (32,)) * norm[0] + norm[1])
     exact = attn(float_queries, [KeyValues(*attn.keys_values(real), mask)])
-    q = mine.queries(x @ rotation)
-    keys, values = mine.keys_values(quantization.quantize_features(features @ rotation))
-    got = mine(q, [KeyValues(keys, values, mask)])
-    assert (got @ rotation.T - exact).norm() / exact.norm() < 0.03
+    q = mine.queries(x @ turn)
+    group = mine.group(int8.quantize_features(features @ turn), mask)
+    keys, values, _ = group
+    got = mine(q, [group])
+    assert (got @ turn.T - exact).norm() / exact.norm() < 0.03
     records = {}
-    spelled = mine(q, [KeyValues(keys, values, mask)], lambda _, name, x: records.update({name: x}))
+    spelled = mine(q, [group], lambda _, name, x: records.update({name: x}))
     assert torch.allclose(got, spelled, atol=1e-5)
     assert records["weights"].shape == (2, 2, 3 * n_texts, 7)
     assert records["weights"][0, :, :, 5:].eq(0).all()
     float_values = attn.keys_values(real)[1]
-    rotated = float_values @ quantization.random_rotation(16)
+    rotated = float_values @ rotation.random_rotation(16)
     assert (records["values"] - rotated).norm() / rotated.norm() < 0.01
     changed = keys.clone()
     changed[0, :, 5:] += 9
@@ -101,13 +104,16 @@ def test_an_int8_model_keeps_features_once_for_all_layers(quantized):
     audio = encode(quantized, [window], Policy("virtual"))
     groups = [group for (group,) in audio.layers]
     assert len(groups) == quantized.dims.n_text_layer
-    assert len({x.data_ptr() for keys, values, _ in groups for x in (keys, values)}) == 1
-    assert groups[0].keys.shape == (1, 1, 160 + 83 + 25, 384)  # own, groups from 160, tail
-    assert groups[0].keys.dtype == torch.int8
+    assert len({id(x) for keys, values, _ in groups for x in (keys, values)}) == 1
+    features = groups[0].keys
+    if isinstance(features, PackedFeatures):
+        features = features.unpack()[:, None]
+    assert features.shape == (1, 1, 160 + 83 + 25, 384)  # own, groups from 160, tail
+    assert features.dtype == torch.int8
 
 
 def test_a_turn_changes_neither_products_nor_norms():
-    turn = quantization.mean_preserving_rotation(48)
+    turn = rotation.mean_preserving_rotation(48)
     x = torch.randn(3, 48, generator=torch.Generator().manual_seed(0)) + 2
     assert torch.allclose(turn @ turn.T, torch.eye(48), atol=1e-5)
     assert torch.allclose(F.layer_norm(x @ turn, (48,)), F.layer_norm(x, (48,)) @ turn, atol=1e-5)
@@ -119,13 +125,13 @@ def test_turned_channels_share_what_one_of_them_had():
     weight, x = torch.randn(64, 96, generator=generator), torch.randn(8, 96, generator=generator)
     x[:, 5] *= 30
     exact = F.linear(x, weight)
-    turn, mix = quantization.random_rotation(96), quantization.hadamard(16)
+    turn = rotation.random_rotation(96)
     plain, turned, in_parts = (
         float((layer(given) - exact).norm() / exact.norm())
         for layer, given in (
             (Int8Linear(weight, None), x),
             (Int8Linear(weight, None, turn), x @ turn),
-            (Int8Linear(weight, None, block_rotation=mix), x),
+            (Int8Linear(weight, None, in_blocks=True), x),
         )
     )
     assert turned < plain / 2
@@ -133,7 +139,7 @@ def test_turned_channels_share_what_one_of_them_had():
 
 
 def test_the_largest_weight_is_one_that_the_processor_adds_without_overflow():
-    most = quantization.max_weight()
+    most = int8.max_weight()
     assert most in {64, 127}
     x = torch.full((32, 384), 127, dtype=torch.int8)
     w = torch.full((384, 64), most, dtype=torch.int8)
@@ -156,7 +162,7 @@ def test_weights_are_a_quarter_and_features_near(model, quantized, sample):
     )
     norm = model.encoder.ln_post
     mine = (
-        mine @ quantization.mean_preserving_rotation(model.dims.n_audio_state).T * norm.weight
+        mine @ rotation.mean_preserving_rotation(model.dims.n_audio_state).T * norm.weight
         + norm.bias
     )
     assert (mine - real).norm() / real.norm() < 0.04
@@ -189,7 +195,7 @@ def test_an_int8_model_can_be_looked_into(quantized, model, sample):
     diagnoses = []
     for one in (model, quantized):
         watch = Callbacks(on_window=Diagnose(one))
-        (segment,) = stream(one, sample, callbacks=watch).result().segments
+        segment = stream(one, sample, callbacks=watch).result().segments[0]
         diagnoses.append(segment.diagnosis)
     assert abs(diagnoses[0].attention_on_padding - diagnoses[1].attention_on_padding) < 0.02
 

@@ -18,7 +18,7 @@ Recorder = Callable[[str, str, Tensor], None]
 
 
 class Products(Protocol):
-    """The two matrix products of attention, for keys and values that are not plain floats."""
+    """The matrix products of attention, for keys and values that are not plain floats."""
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """q kᵀ / √d: (B, H, Q, d), (B, H, K, d) → (B, H, Q, K), float32"""
@@ -30,7 +30,10 @@ class Products(Protocol):
 
 
 class FloatProducts:
-    """The products as openai-whisper computes them."""
+    """The products as openai-whisper computes them, and PyTorch's kernel for all of attention."""
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         scale = q.shape[-1] ** -0.25  # on both sides: half precision overflows less
@@ -38,6 +41,9 @@ class FloatProducts:
 
     def outputs(self, weights: Tensor, v: Tensor) -> Tensor:
         return weights.to(v.dtype) @ v
+
+
+FLOAT_PRODUCTS = FloatProducts()
 
 
 class KeyValues(NamedTuple):
@@ -70,15 +76,16 @@ def attend(
           scores instead; None = everything is visible
     returns (B, H, Q, d)
 
-    PyTorch's fused kernel computes it, unless something is recorded or `products` are given. Then
-    the softmax is spelled out. Both ways agree to 1e-6. `record` gets scores, weights (B, H, Q, K),
+    A fused kernel computes it, unless something is recorded or the products have none. Then the
+    softmax is spelled out. Both ways agree to 1e-6 (to 1e-3 with the 16-bit kernel of int8
+    models). `record` gets scores, weights (B, H, Q, K),
     values (B, H, K, d) and outputs (B, H, Q, d).
     """
     if mask is not None and mask.is_floating_point():
         mask = mask.to(q.dtype)
-    if record is None and products is None:
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    products = products or FloatProducts()
+    products = products or FLOAT_PRODUCTS
+    if record is None and isinstance(products, FloatProducts):
+        return products.fused(q, k, v, mask)
     scores = products.scores(q, k)
     if mask is not None:
         is_bool = mask.dtype == torch.bool
@@ -140,12 +147,17 @@ class MultiHeadAttention(nn.Module):
         return self.queries(x), *self.keys_values(x)
 
     def forward(
-        self, q: Tensor, groups: Sequence[KeyValues], record: Recorder | None = None
+        self,
+        q: Tensor,
+        groups: Sequence[KeyValues],
+        record: Recorder | None = None,
+        residual: Tensor | None = None,
     ) -> Tensor:
         """Attend and project the output.
 
-        q:      (B·G, H, Q, d): G texts for each clip in the groups, as beams have
-        groups: B clips together
+        q:        (B·G, H, Q, d): G texts for each clip in the groups, as beams have
+        groups:   B clips together
+        residual: (B·G, Q, D), added
         returns (B·G, Q, D)
         """
         n_queries = q.shape[2]
@@ -156,7 +168,12 @@ class MultiHeadAttention(nn.Module):
         out = self.heads(q, groups, record)
         if n_texts > 1:
             out = out.unflatten(2, (n_texts, n_queries)).transpose(1, 2).flatten(0, 1)
-        return self.out(out.transpose(1, 2).flatten(2))
+        return self.project_out(out.transpose(1, 2).flatten(2), residual)
+
+    def project_out(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The output projection of all heads: (B, N, D) → (B, N, D), added to `residual`."""
+        out = self.out(x)
+        return out if residual is None else out.add_(residual)
 
     def heads(
         self, q: Tensor, groups: Sequence[KeyValues], record: Recorder | None = None

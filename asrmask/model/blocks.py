@@ -25,14 +25,15 @@ class Block(nn.Module):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The feed-forward sublayer with its residual connection."""
-        return self.mlp(self.mlp_ln(x)).add_(x)
+        return self.mlp(self.mlp_ln(x), x)
 
 
 class FeedForward(nn.Sequential):
     """Linear layer to four times the width, GELU, and linear layer back."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self[2](gelu(self[0](x)))
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
+        """x, residual: (…, D); returns (…, D), added to `residual`."""
+        return self[2](gelu(self[0](x))).add_(residual)
 
 
 def gelu(x: Tensor) -> Tensor:

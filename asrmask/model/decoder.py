@@ -101,9 +101,9 @@ class TextDecoder(nn.Module):
         for i, block in enumerate(self.blocks):
             q, keys, values = block.attn.projections(block.attn_ln(x))
             text = KeyValues(*cache.put(i, keys, values), causal)
-            x = block.attn(q, [text], record).add_(x)
+            x = block.attn(q, [text], record, residual=x)
             q = block.cross_attn.queries(block.cross_attn_ln(x))
-            x = block.cross_attn(q, audio.layers[i], record).add_(x)
+            x = block.cross_attn(q, audio.layers[i], record, residual=x)
             x = block.feed_forward(x)
             if record is not None:
                 record(block.place, "residual", x)

@@ -84,7 +84,7 @@ class AudioEncoder(nn.Module):
                 group = KeyValues(keys[:, :, span], values[:, :, span], mask)
             else:
                 group = padding.extend(i, keys, values)
-            return block.attn(q, [group], record).add_(x)
+            return block.attn(q, [group], record, residual=x)
 
         x = self.embed(mel, *(positions or (0, -(-mel.shape[2] // 2))))
         if record is not None:

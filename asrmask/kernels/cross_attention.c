@@ -1,0 +1,202 @@
+/* Cross-attention to the encoder's features directly: no keys and values are computed.
+
+   With a head's key and value projections K and V, a score is q . (K f) = (K^T q) . f, and the
+   output is V (sum of w f). The features are int8, queries and softmax weights two int8 digits,
+   the projections of heads 16-bit floats. A text's result depends on no other text. */
+
+#include "int8.h"
+
+#define WIDTH 64
+#define SOME_HEADS 3 /* together: two digits of each fill a tile */
+#define SOME_TEXTS TILE_ROWS /* at most, that read the projections of heads once */
+
+typedef struct {
+    const uint8_t *keys;   /* (n_keys / 64, n_state / 4, 64, 4), unsigned: OFFSET more */
+    const uint8_t *values; /* (n_state / 64, n_keys / 4, 64, 4), likewise */
+    const float *bias;     /* (n_keys), -infinity for those behind the last */
+    int64_t n_keys;        /* a multiple of 64 */
+} Clip;
+
+typedef struct {
+    const uint16_t *inward;  /* (n_heads, 64, n_state), float16 */
+    const uint16_t *outward; /* (n_heads, n_state, 64), float16 */
+    const float *outward_bias; /* (n_heads, 64) */
+    int n_heads, n_state;
+    float step; /* of the features */
+    const Clip *clips;
+    int n_queries; /* of each clip */
+    int n_texts;   /* clips times queries */
+    int size;      /* texts that one item is, up to SOME_TEXTS */
+    const float *q;
+    int64_t clip_stride, head_stride, query_stride; /* of q, in floats */
+    float *out; /* (n_texts, n_heads, 64) */
+} CrossAttention;
+
+INLINE __m512 half(const uint16_t *x) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
+}
+
+/* x (n_rows, k) times weights (k, n): columns first … first + 63 of out (n_rows, n) */
+INLINE void project_tile(int n_rows, const float *const *x, const uint16_t *weights, int k, int n,
+                         int first, float *const *out) {
+    __m512 sums[TILE_ROWS][4];
+#pragma GCC unroll 6
+    for (int r = 0; r < n_rows; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) sums[r][c] = _mm512_setzero_ps();
+    for (int i = 0; i < k; i++) {
+        __m512 w[4];
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) w[c] = half(weights + (size_t)i * n + first + c * LANES);
+#pragma GCC unroll 6
+        for (int r = 0; r < n_rows; r++) {
+            __m512 factor = _mm512_set1_ps(x[r][i]);
+#pragma GCC unroll 4
+            for (int c = 0; c < 4; c++) sums[r][c] = _mm512_fmadd_ps(factor, w[c], sums[r][c]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < n_rows; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) _mm512_storeu_ps(out[r] + first + c * LANES, sums[r][c]);
+}
+
+static void project(const float *const *x, int n_rows, const uint16_t *weights, int k, int n,
+                    float *const *out) {
+    for (int first = 0; first < n; first += COLUMNS)
+        WITH_CONSTANT_ROWS(n_rows, project_tile, x, weights, k, n, first, out)
+}
+
+/* Both digits' sums, put together: `n_digits` rows of int8 are half as many rows of out. */
+INLINE void digits_tile(int n_digits, Int8Rows rows, int first_digit, int k, const uint8_t *packed,
+                        float step, const float *bias, float *out, size_t stride) {
+    __m512i sums[TILE_ROWS][4];
+    multiply_tile(n_digits, rows.integers + (size_t)first_digit * k, k, packed, k / 4, sums);
+#pragma GCC unroll 3
+    for (int r = 0; r < n_digits / 2; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) {
+            __m512 x = bias ? _mm512_loadu_ps(bias + c * LANES) : _mm512_setzero_ps();
+#pragma GCC unroll 2
+            for (int digit = 0; digit < 2; digit++) {
+                int row = first_digit + 2 * r + digit;
+                __m512i sum =
+                    _mm512_sub_epi32(sums[2 * r + digit][c], _mm512_set1_epi32(rows.excess[row]));
+                x = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum),
+                                    _mm512_set1_ps(rows.scale[row] * step), x);
+            }
+            _mm512_storeu_ps(out + r * stride + c * LANES, x);
+        }
+}
+
+/* Two-digit rows (2 n_rows, k) times packed numbers (n / 64, k / 4, 64, 4): out (n_rows, n) */
+static void multiply_digits(Int8Rows rows, int n_rows, int k, const uint8_t *packed, int n,
+                            float step, const float *bias, float *out, size_t stride) {
+    for (int i = 0; i < n; i += COLUMNS, packed += (size_t)COLUMNS * k)
+        for (int digit = 0; digit < 2 * n_rows; digit += TILE_ROWS) {
+            float *to = out + (size_t)(digit / 2) * stride + i;
+            const float *b = bias ? bias + i : NULL;
+            switch (2 * n_rows - digit) {
+            case 2: digits_tile(2, rows, digit, k, packed, step, b, to, stride); break;
+            case 4: digits_tile(4, rows, digit, k, packed, step, b, to, stride); break;
+            default: digits_tile(6, rows, digit, k, packed, step, b, to, stride);
+            }
+        }
+}
+
+static void softmax(float *x, int n) {
+    __m512 largest = _mm512_set1_ps(-__builtin_inff()), sum = _mm512_setzero_ps();
+    for (int i = 0; i < n; i += LANES) largest = _mm512_max_ps(largest, _mm512_loadu_ps(x + i));
+    largest = _mm512_set1_ps(_mm512_reduce_max_ps(largest));
+    for (int i = 0; i < n; i += LANES) {
+        __m512 y = exponential(_mm512_sub_ps(_mm512_loadu_ps(x + i), largest));
+        sum = _mm512_add_ps(sum, y);
+        _mm512_storeu_ps(x + i, y);
+    }
+    __m512 factor = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sum));
+    for (int i = 0; i < n; i += LANES)
+        _mm512_storeu_ps(x + i, _mm512_mul_ps(_mm512_loadu_ps(x + i), factor));
+}
+
+/* Some heads of some texts. A row is a head of a text; rows of a text stand together. */
+static void attend_texts(const void *context, int64_t item) {
+    const CrossAttention *job = context;
+    int n_groups = (job->n_heads + SOME_HEADS - 1) / SOME_HEADS, n_state = job->n_state;
+    int head = (int)(item % n_groups) * SOME_HEADS, text = (int)(item / n_groups) * job->size;
+    int n_heads = job->n_heads - head < SOME_HEADS ? job->n_heads - head : SOME_HEADS;
+    int n_texts = job->n_texts - text < job->size ? job->n_texts - text : job->size;
+    int n_rows = n_heads * n_texts;
+    int64_t n_keys = 0;
+    for (int i = 0; i < n_texts; i++) {
+        int64_t n = job->clips[(text + i) / job->n_queries].n_keys;
+        n_keys = n > n_keys ? n : n_keys;
+    }
+    size_t longest = (size_t)(n_keys > n_state ? n_keys : n_state);
+    size_t n_wide = sizeof(float) * n_rows * n_state, n_scores = sizeof(float) * n_rows * n_keys;
+    size_t n_scales = round_up(sizeof(float) * 2 * n_rows);
+    char *memory = scratch(n_wide + n_scores + 2 * n_rows * longest + 2 * n_scales);
+    float *wide = (float *)memory, *scores = (float *)(memory += n_wide);
+    Int8Rows rows = {(int8_t *)(memory += n_scores), NULL, NULL};
+    rows.scale = (float *)(memory += 2 * n_rows * longest);
+    rows.excess = (int32_t *)(memory + n_scales);
+
+    const float *from[SOME_TEXTS];
+    float *to[SOME_TEXTS];
+    for (int h = 0; h < n_heads; h++) {
+        for (int i = 0; i < n_texts; i++) {
+            int clip = (text + i) / job->n_queries, query = (text + i) % job->n_queries;
+            from[i] = job->q + clip * job->clip_stride + query * job->query_stride +
+                      (head + h) * job->head_stride;
+            to[i] = wide + (size_t)(i * n_heads + h) * n_state;
+        }
+        const uint16_t *inward = job->inward + (size_t)(head + h) * WIDTH * n_state;
+        project(from, n_texts, inward, WIDTH, n_state, to);
+    }
+    for (int i = 0, n; i < n_texts; i += n) { /* texts of one clip at a time */
+        int c = (text + i) / job->n_queries;
+        n = (c + 1) * job->n_queries - (text + i);
+        if (n > n_texts - i) n = n_texts - i;
+        const Clip *clip = job->clips + c;
+        float *some = wide + (size_t)i * n_heads * n_state;
+        int n_some = n * n_heads, k = (int)clip->n_keys;
+        for (int r = 0; r < n_some; r++)
+            quantize_row_twice(some + (size_t)r * n_state, n_state, rows, r);
+        multiply_digits(rows, n_some, n_state, clip->keys, k, job->step / __builtin_sqrtf((float)n_state), clip->bias,
+                        scores, k);
+        for (int r = 0; r < n_some; r++) {
+            softmax(scores + (size_t)r * k, k);
+            quantize_row_twice(scores + (size_t)r * k, k, rows, r);
+        }
+        multiply_digits(rows, n_some, k, clip->values, n_state, job->step, NULL, some, n_state);
+    }
+    for (int h = 0; h < n_heads; h++) {
+        for (int i = 0; i < n_texts; i++) {
+            from[i] = wide + (size_t)(i * n_heads + h) * n_state;
+            to[i] = job->out + ((size_t)(text + i) * job->n_heads + head + h) * WIDTH;
+        }
+        const uint16_t *outward = job->outward + (size_t)(head + h) * WIDTH * n_state;
+        project(from, n_texts, outward, n_state, WIDTH, to);
+        for (int i = 0; i < n_texts; i++)
+            for (int c = 0; c < WIDTH; c += LANES) {
+                const float *bias = job->outward_bias + (head + h) * WIDTH + c;
+                _mm512_storeu_ps(to[i] + c,
+                                 _mm512_add_ps(_mm512_loadu_ps(to[i] + c), _mm512_loadu_ps(bias)));
+            }
+    }
+}
+
+/* q: (n_clips, n_heads, n_queries, 64), with strides of clips, heads and queries;
+   out: (n_clips, n_queries, n_heads, 64) */
+void asrmask_cross_attention(const uint16_t *inward, const uint16_t *outward,
+                             const float *outward_bias, int n_heads, int n_state, float step,
+                             const Clip *clips, int n_clips, int n_queries, const float *q,
+                             const int64_t *strides, float *out, int n_threads) {
+    CrossAttention job = {inward, outward, outward_bias, n_heads, n_state, step, clips,
+                          n_queries, n_clips * n_queries, 1, q, strides[0], strides[1], strides[2],
+                          out};
+    int n_groups = (n_heads + SOME_HEADS - 1) / SOME_HEADS;
+    job.size = n_groups * job.n_texts / (2 * n_threads); /* two items a thread, or more */
+    job.size = job.size < 1 ? 1 : job.size > SOME_TEXTS ? SOME_TEXTS : job.size;
+    int n_parts = (job.n_texts + job.size - 1) / job.size;
+    run(n_threads, (int64_t)n_groups * n_parts, attend_texts, &job);
+}

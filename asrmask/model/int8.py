@@ -1,0 +1,415 @@
+"""The int8 modules that replace those of the float model (see quantization.py).
+
+Each weight row and each activation row has its own scale, as in CTranslate2. Integer products are
+exact, so a row's result does not depend on the rows beside it: a batch gives what its clips give
+alone. Cross-attention attends to the encoder's features directly (Int8CrossAttention).
+
+Where asrmask/kernels runs, a module is one call of it, and its weights are stored as it reads them.
+Elsewhere PyTorch's operations give the same: the same integers, up to the rounding of floats.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asrmask import kernels
+from asrmask.kernels import PackedFeatures
+from asrmask.model.attention import (
+    FloatProducts,
+    KeyValues,
+    MultiHeadAttention,
+    Recorder,
+    attend_groups,
+)
+from asrmask.model.blocks import FeedForward, gelu
+from asrmask.model.rotation import (
+    BLOCK_CHANNELS,
+    Affine,
+    fold_layernorm,
+    rotate_blocks,
+    rotate_heads,
+)
+
+MAX_ACTIVATION = 127
+MIN_SCALE = 1e-30  # of a row of zeros
+MAX_FEATURE = 4.5  # rotated features from a layer norm: one in a thousand has a larger channel
+FEATURE_STEP = MAX_FEATURE / MAX_ACTIVATION
+MAX_ROWS = 384  # multiplied at a time: more rows take more memory and no less time
+
+
+@cache
+def max_weight() -> int:
+    """The largest weight as an integer: 127, or 64 on processors without VNNI.
+
+    Those add pairs of products in 16 bits, which would overflow. A product shows which kind it is.
+    """
+    x = torch.full((32, 64), MAX_ACTIVATION, dtype=torch.int8)
+    got = torch._int_mm(x, torch.full((64, 64), 127, dtype=torch.int8))
+    return 127 if bool((got == 64 * MAX_ACTIVATION * 127).all()) else 64
+
+
+def scale_rows(x: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+    """x (…, K) divided by each row's scale, so that it reaches ±largest; and the scales (…, 1)."""
+    scale = x.abs().amax(dim=-1, keepdim=True).mul_(1 / largest).clamp_(min=MIN_SCALE)
+    return x * scale.reciprocal(), scale
+
+
+def quantize_rows(x: Tensor, largest: int = MAX_ACTIVATION) -> tuple[Tensor, Tensor]:
+    """x (…, K) as int8, and each row's scale (…, 1)."""
+    scaled, scale = scale_rows(x, largest)
+    return scaled.round_().to(torch.int8), scale
+
+
+def two_digit_int8(x: Tensor, largest: int = MAX_ACTIVATION) -> tuple[Tensor, Tensor]:
+    """x (…, N, K) as two int8 digits, (…, 2N, K), and the scale of the first ones, (…, N, 1).
+
+    The second digit counts in units of 1 / (2 · largest) of the first one's scale.
+    """
+    scaled, scale = scale_rows(x, largest)
+    first = scaled.round()
+    second = scaled.sub_(first).mul_(2 * largest).round_()
+    return torch.cat([first, second], dim=-2).to(torch.int8), scale
+
+
+def two_digit_product(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """x (B, N, K) as two int8 digits times int8 weights, one (K, M) for each of B: (B, N, M)."""
+    digits, scale = two_digit_int8(x)
+    pairs = zip(digits, weights, strict=True)
+    out = torch.stack([torch._int_mm(rows, weight) for rows, weight in pairs]).float()
+    first, second = out.chunk(2, dim=1)
+    return first.add_(second, alpha=0.5 / MAX_ACTIVATION).mul_(scale)
+
+
+def split_rows(rows: Tensor) -> tuple[Tensor, ...]:
+    """(N, K) → parts of at most MAX_ROWS rows, alike in size."""
+    return rows.tensor_split(-(-len(rows) // MAX_ROWS))
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with int8 weights (N, K) and a scale for each row.
+
+    rotation:   (K, K), multiplied into the weight; inputs are expected to be rotated too
+    in_blocks:  every 16 channels of the weight and of the inputs are rotated
+    normalizes: a layer norm, without weight and bias, comes first
+
+    weight: (N, K) int8, or packed for the kernels; scale, bias: (N), then padded
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        rotation: Tensor | None = None,
+        *,
+        in_blocks: bool = False,
+        normalizes: bool = False,
+    ):
+        super().__init__()
+        self.in_blocks, self.normalizes = in_blocks, normalizes
+        self.n_out = len(weight)
+        self.is_packed = kernels.available() and weight.shape[1] % BLOCK_CHANNELS == 0
+        weight = weight.detach()
+        scale = torch.empty(len(weight))
+        integers = torch.empty(weight.shape, dtype=torch.int8)
+        for part in torch.arange(len(weight)).split(4096):  # a whole vocabulary takes much memory
+            rows = weight[part].float()
+            rows = rows if rotation is None else rows @ rotation
+            rows = rotate_blocks(rows) if in_blocks else rows
+            integers[part], step = quantize_rows(rows, max_weight())
+            scale[part] = step[:, 0]
+        bias = torch.zeros_like(scale) if bias is None else bias.detach().float()
+        if self.is_packed:
+            integers, scale, bias = kernels.pack(integers), kernels.pad(scale), kernels.pad(bias)
+        self.register_buffer("weight", integers)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", bias)
+
+    @property
+    def matrix(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.weight, self.scale, self.bias
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weight as floats: (…) → (…, K)."""
+        if self.is_packed:
+            integers = kernels.packed_rows(self.weight, indices)
+        else:
+            integers = self.weight[indices]
+        return integers * self.scale[indices][..., None]
+
+    def dequantize(self) -> Tensor:
+        """The weight as floats, (N, K)."""
+        return self.rows(torch.arange(self.n_out))
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """(…, K) → (…, N); residual: (…, N), added"""
+        if self.is_packed:
+            flags = kernels.NORMALIZE * self.normalizes | kernels.ROTATE * self.in_blocks
+            return kernels.linear(x, *self.matrix, self.n_out, flags, residual)
+        if self.normalizes:
+            x = F.layer_norm(x, x.shape[-1:])
+        rows = x.flatten(0, -2)
+        if len(rows) <= MAX_ROWS:
+            out = self._product(rows)
+        else:
+            out = rows.new_empty(len(rows), len(self.bias))
+            for part, into in zip(split_rows(rows), split_rows(out), strict=True):
+                self._product(part, into)
+        out = out.unflatten(0, x.shape[:-1])
+        return out if residual is None else out.add_(residual)
+
+    def _product(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """(rows, K) → (rows, N)"""
+        if self.in_blocks:
+            rows = rotate_blocks(rows)
+        integers, scale = quantize_rows(rows)
+        product = torch._int_mm(integers, self.weight.t())
+        # converted at once: mixed arithmetic would make a copy of its own
+        out = product.float() if out is None else out.copy_(product)
+        return torch.addcmul(self.bias, out.mul_(scale), self.scale, out=out)
+
+
+class Int8FeedForward(FeedForward):
+    """A feed-forward part of int8 layers, of which the first normalizes."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
+        up, down = cast("Int8Linear", self[0]), cast("Int8Linear", self[2])
+        if up.is_packed and x is residual:
+            return kernels.feed_forward(x, up.matrix, down.matrix)
+        rows = x.flatten(0, -2)
+        out = torch.empty_like(rows)
+        for part, into in zip(split_rows(rows), split_rows(out), strict=True):
+            into.copy_(down(gelu(up(part))))
+        return out.view_as(x).add_(residual)
+
+
+class Int8Attention(MultiHeadAttention):
+    """Attention with an int8 output projection."""
+
+    out: Int8Linear  # type: ignore[assignment]
+
+    def project_out(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        return self.out(x, residual)
+
+
+class Int16Products(FloatProducts):
+    """Attention of the encoder: in 16-bit integers where the kernels run."""
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        out = kernels.attention(q, k, v, mask)
+        return super().fused(q, k, v, mask) if out is None else out
+
+
+class Int8SelfAttention(Int8Attention):
+    """Self-attention whose query, key and value projections are one int8 product."""
+
+    products = Int16Products()
+
+    def __init__(self, attn: MultiHeadAttention, rotation: Tensor, norm: Affine):
+        """norm: of the layer norm before it, which is part of the product"""
+        nn.Module.__init__(self)
+        self.n_head = attn.n_head
+        self.place = attn.place
+        head = rotate_heads(len(rotation), self.n_head)
+        parts = [
+            fold_layernorm(norm, attn.query.weight, attn.query.bias),
+            fold_layernorm(norm, attn.key.weight, None),
+            fold_layernorm(norm, head.T @ attn.value.weight, attn.value.bias @ head),
+        ]
+        weights, biases = (torch.cat(several) for several in zip(*parts, strict=True))
+        self.fused = Int8Linear(weights, biases, rotation, normalizes=True)
+        self.out = Int8Linear(rotation.T @ attn.out.weight @ head, attn.out.bias @ rotation)
+
+    def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.fused(x).chunk(3, dim=-1)
+        return self.split_heads(q), self.split_heads(k), self.split_heads(v)
+
+    def heads(
+        self, q: Tensor, groups: Sequence[KeyValues], record: Recorder | None = None
+    ) -> Tensor:
+        return attend_groups(q, groups, record, self.place, self.products)
+
+
+class Int8PerHeadLinear(nn.Module):
+    """A linear layer for each head: weights (H, N, K) as two int8 digits, with a scale a row.
+
+    As exact as 16 bits. It projects averages over time, where the errors of single positions no
+    longer cancel. The products are small, so the second digit costs little.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None):
+        super().__init__()
+        digits, scale = two_digit_int8(weight.detach(), max_weight())
+        self.register_buffer("weight", digits)
+        self.register_buffer("scale", scale.transpose(1, 2))
+        self.register_buffer("bias", torch.zeros_like(scale[..., 0]) if bias is None else bias)
+
+    def dequantize(self) -> Tensor:
+        """The weights as floats, (H, N, K)."""
+        first, second = self.weight.chunk(2, dim=1)
+        return (first + second / (2 * max_weight())) * self.scale.transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, Q, K) → (B, H, Q, N)"""
+        rows = x.transpose(0, 1).flatten(1, 2)
+        first, second = two_digit_product(rows, self.weight.mT.unbind()).chunk(2, dim=2)
+        out = first.add_(second, alpha=0.5 / max_weight())
+        out = torch.addcmul(self.bias[:, None], out, self.scale)
+        return out.unflatten(1, (len(x), -1)).transpose(0, 1)
+
+
+class HalfPerHeadLinear(nn.Module):
+    """The same with float16 weights (H, K, N), as the kernels read them."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None):
+        super().__init__()
+        # as integers, because converting a model's floats must not change them
+        bits = weight.detach().mT.contiguous().half().view(torch.int16)
+        self.register_buffer("weight", bits)
+        bias = weight.new_zeros(weight.shape[:2]) if bias is None else bias
+        self.register_buffer("bias", bias.detach().float().contiguous())
+
+    def dequantize(self) -> Tensor:
+        """The weights as floats, (H, N, K)."""
+        return self.weight.view(torch.half).mT.float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, Q, K) → (B, H, Q, N)"""
+        return x @ self.weight.view(torch.half).float() + self.bias[:, None]
+
+
+class Int8CrossAttention(Int8Attention):
+    """Cross-attention to the encoder's features directly: no keys and values are computed.
+
+    With a head's key and value projections K and V, a score is q · (K f) = (Kᵀ q) · f, and the
+    output is Σ w (V f) = V (Σ w f). So the few queries are projected instead of all features in
+    every layer. A clip takes the memory of its features only, which are int8 (Int8TextDecoder). For
+    `attend`, all heads are queries of one wide head, and this class has its products.
+    """
+
+    def __init__(self, attn: MultiHeadAttention, rotation: Tensor, norm: Affine, source: Affine):
+        """norm, source: of the layer norms before the queries and before the features"""
+        nn.Module.__init__(self)
+        self.n_head = attn.n_head
+        self.place = attn.place
+        shape = self.n_head, len(rotation) // self.n_head  # (H, d)
+        head = rotate_heads(len(rotation), self.n_head)
+        weight, bias = fold_layernorm(norm, head.T @ attn.query.weight, attn.query.bias @ head)
+        query = Int8Linear(weight, bias, rotation, normalizes=True)
+        self.query = query  # type: ignore[assignment]
+        # the bias of keys adds the same to all scores of a query: softmax ignores it
+        keys, _ = fold_layernorm(source, head.T @ attn.key.weight, None)
+        values, bias = fold_layernorm(source, head.T @ attn.value.weight, attn.value.bias @ head)
+        # `attend` divides by the root of the width, which is H times that of a head
+        keys = (keys @ rotation).view(*shape, -1).transpose(1, 2) * math.sqrt(self.n_head)
+        self.is_packed = kernels.available() and shape[1] == kernels.HEAD_WIDTH
+        linear = HalfPerHeadLinear if self.is_packed else Int8PerHeadLinear
+        self.inward = linear(keys)
+        self.outward = linear((values @ rotation).view(*shape, -1), bias.view(shape))
+        self.out = Int8Linear(rotation.T @ attn.out.weight @ head, attn.out.bias @ rotation)
+
+    def group(self, features: Tensor, mask: Tensor | None) -> KeyValues:
+        """Int8 features (B, K, D) as keys and values of one wide head."""
+        if self.is_packed:
+            packed = cast("Tensor", PackedFeatures.of(features, mask))
+            return KeyValues(packed, packed, mask)
+        return KeyValues(features[:, None], features[:, None], mask)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """(B, 1, H·Q, D), (B, 1, K, D) int8 → (B, 1, H·Q, K)"""
+        step = FEATURE_STEP * q.shape[-1] ** -0.5
+        return two_digit_product(q[:, 0], k[:, 0].mT.unbind()).mul_(step)[:, None]
+
+    def outputs(self, weights: Tensor, v: Tensor) -> Tensor:
+        """(B, 1, H·Q, K), (B, 1, K, D) int8 → (B, 1, H·Q, D)"""
+        return two_digit_product(weights[:, 0], v[:, 0].unbind()).mul_(FEATURE_STEP)[:, None]
+
+    def heads(
+        self, q: Tensor, groups: Sequence[KeyValues], record: Recorder | None = None
+    ) -> Tensor:
+        """q: (B, H, Q, d); groups: of one wide head; returns (B, H, Q, d)."""
+        if self.is_packed and record is None:
+            features = [cast("PackedFeatures", group.keys) for group in groups]
+            weights = self.inward.weight, self.outward.weight, self.outward.bias
+            return kernels.cross_attention(q, features, *weights, FEATURE_STEP)
+        if self.is_packed:
+            groups = [unpacked(group) for group in groups]
+        wide = self.inward(q).flatten(1, 2)[:, None]  # (B, 1, H·Q, D)
+        seen = attend_groups(wide, groups, record and self._per_head(record), self.place, self)
+        out = self.outward(seen[:, 0].unflatten(1, (self.n_head, -1)))
+        if record is not None:
+            record(self.place, "outputs", out)
+        return out
+
+    def _per_head(self, record: Recorder) -> Recorder:
+        """A recorder for the wide head that records scores, weights and values of every head."""
+
+        def recorded(place: str, quantity: str, x: Tensor) -> None:
+            if quantity in {"scores", "weights"}:  # (B, 1, H·Q, K) → (B, H, Q, K)
+                record(place, quantity, x[:, 0].unflatten(1, (self.n_head, -1)))
+            elif quantity == "values":  # (B, 1, K, D) → (B, H, K, d)
+                values = dequantize_features(x) @ self.outward.dequantize().transpose(1, 2)
+                record(place, quantity, values + self.outward.bias[:, None])
+
+        return recorded
+
+
+def unpacked(group: KeyValues) -> KeyValues:
+    """A group of packed features as a group of int8 features."""
+    features = cast("PackedFeatures", group.keys).unpack()[:, None]
+    return KeyValues(features, features, group.mask)
+
+
+class Int8TokenEmbedding(nn.Module):
+    """The table of tokens, in and out: tokens to rotated vectors, and those to logits."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, table: Tensor, rotation: Tensor, norm: Affine):
+        super().__init__()
+        self.linear = Int8Linear(table, None, rotation)
+        # the norm's weights stay between: they cannot go into a table that is read from both sides
+        self.register_buffer("weight", rotation.T @ norm[0].diag() @ rotation)
+        self.register_buffer("bias", norm[1] @ rotation)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(…) → (…, D)"""
+        return self.linear.rows(tokens)
+
+    def token_direction(self, token: int) -> tuple[Tensor, Tensor]:
+        """Two vectors e and s (D,) such that the token's logit is e · (x + s)."""
+        return self(torch.tensor(token)) @ self.weight, torch.linalg.solve(self.weight, self.bias)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(…, D) → (…, n_vocab)"""
+        rows = x.flatten(0, -2)[:, None]
+        # a product for each row: in one for all, sums would depend on the number of rows
+        weights = self.weight.t().expand(len(rows), -1, -1)
+        scaled = torch.baddbmm(self.bias.expand_as(rows), rows, weights)
+        return self.linear(scaled.view_as(x))
+
+
+def quantize_features(features: Tensor) -> Tensor:
+    """Rotated features (B, T, D) as int8. They come from a layer norm, so one scale serves all."""
+    scaled = features / FEATURE_STEP
+    return scaled.round_().clamp_(-MAX_ACTIVATION, MAX_ACTIVATION).to(torch.int8)
+
+
+def dequantize_features(features: Tensor) -> Tensor:
+    return features * FEATURE_STEP

@@ -1,0 +1,203 @@
+"""The kernels in C: the same numbers as PyTorch's operations, row by row, with the same masks."""
+
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.functional import scaled_dot_product_attention
+
+from asrmask import kernels, load_model
+from asrmask.audio.recording import Recording
+from asrmask.audio.spectrogram import Spectrogram
+from asrmask.kernels import PackedFeatures
+from asrmask.model import masks
+from asrmask.model.encoding import encode
+from asrmask.model.int8 import Int8CrossAttention, Int8FeedForward, Int8Linear
+from asrmask.model.policy import Policy
+
+pytestmark = pytest.mark.skipif(
+    not kernels.available(), reason="the kernels need Linux, x86-64 and AVX-512 VNNI"
+)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Build something as on a processor that has no kernels."""
+
+    def build(make):
+        with patch.object(kernels, "_library", lambda: None):
+            return make()
+
+    return build
+
+
+@pytest.fixture(params=[1, 2])
+def n_threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", [(7, 16), (64, 32), (130, 64), (2, 100, 48)])
+def test_what_was_packed_can_be_unpacked(shape):
+    integers = torch.randint(-128, 128, shape, dtype=torch.int8)
+    packed = kernels.pack(integers)
+    *several, n, k = shape
+    assert packed.shape == (*several, -(-n // 64), k // 4, 64, 4)
+    assert torch.equal(kernels.unpack(packed, n), integers)
+    if not several:
+        rows = torch.tensor([[n - 1], [0]])
+        assert torch.equal(kernels.packed_rows(packed, rows), integers[rows])
+
+
+def test_packed_numbers_stand_where_a_tile_reads_them():
+    packed = kernels.pack(torch.arange(128, dtype=torch.int8).view(8, 16))
+    assert packed[0, 1, 2].tolist() == [128 + 2 * 16 + 4 + i for i in range(4)]
+    assert packed[0, 0, 8].tolist() == [128] * 4  # a row of padding
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("n_rows", [1, 5, 6, 64, 65, 400])
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (200, 48), (51, 1536)])
+@pytest.mark.parametrize("options", [{}, {"normalizes": True}, {"in_blocks": True}])
+def test_a_linear_layer_gives_what_pytorch_gives(without, n_threads, n_rows, n, k, options):
+    weight, bias, x, residual = random(n, k), random(n), random(n_rows, k), random(n_rows, n)
+    x[0] = 0  # a row of zeros has a scale, too
+    layer = Int8Linear(weight, bias, **options)
+    other = without(lambda: Int8Linear(weight, bias, **options))
+    assert layer.is_packed
+    assert not other.is_packed
+    assert torch.equal(layer.dequantize(), other.dequantize())
+    got, expected = layer(x, residual), other(x, residual)
+    # at a tie of rounding, one integer of an activation may be another one
+    step = (x.abs().amax() * 3 / 127) * weight.abs().amax()
+    assert (got - expected).abs().max() <= (1e-4 if not options else step)
+    assert torch.equal(layer(x[n_rows // 2], residual[n_rows // 2]), got[n_rows // 2])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("n_rows", [1, 64, 65, 200])
+def test_a_feed_forward_part_gives_what_pytorch_gives(without, n_threads, n_rows):
+    x = random(n_rows, 64)
+
+    def make():
+        up = Int8Linear(random(256, 64), random(256, seed=1), normalizes=True)
+        return Int8FeedForward(
+            up, torch.nn.GELU(), Int8Linear(random(64, 256, seed=2), None, in_blocks=True)
+        )
+
+    got, expected = make()(x, x), without(lambda: make()(x, x))
+    assert (got - expected).norm() / expected.norm() < 2e-3
+    rest = x[n_rows // 2 :]
+    assert torch.equal(make()(rest, rest), got[n_rows // 2 :])
+
+
+def test_gelu_is_exact_where_it_matters():
+    """A layer of weights 1 and 0 hands its inputs to GELU as they are."""
+    x = torch.linspace(-8, 8, 127 * 16 + 1)[:-1].view(-1, 16)
+    layer = Int8Linear(torch.eye(16), None)
+    linear = kernels.linear(x, *layer.matrix, 16)
+    got = kernels.linear(x, *layer.matrix, 16, kernels.GELU)
+    assert (got - F.gelu(linear)).abs().max() < 1e-6
+
+
+MASKS = {
+    "none": None,
+    "padding": masks.padding([40, 77], 77),
+    "bias": masks.counted(torch.tensor([[1] * 60 + [16] * 16 + [0], [0] * 5 + [1] * 72])),
+    "one for all": masks.padding([50], 77),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_attention_is_pytorchs_attention(n_threads, mask):
+    q, k, v = (random(2, 3, n, 64, seed=n) for n in (100, 77, 77))
+    v = random(2, 3, 77, 64, seed=1)
+    got = kernels.attention(q, k, v, mask)
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    assert (got - expected).norm() / expected.norm() < 1e-3
+    alone = kernels.attention(q[1:, :, 30:50], k[1:], v[1:], None if mask is None else mask[-1:])
+    assert torch.equal(alone, got[1:, :, 30:50])
+
+
+def test_a_hidden_key_changes_nothing_and_a_visible_one_something():
+    q, k, v = (random(1, 2, 70, 64, seed=seed) for seed in range(3))
+    mask = masks.padding([69], 70)
+    got = kernels.attention(q, k, v, mask)
+    changed = v.clone()
+    changed[:, :, 69] *= 0.5  # it may not be larger: keys of a block share a scale
+    assert torch.equal(kernels.attention(q, k, changed, mask), got)
+    changed[:, :, 68] *= 0.5
+    assert not torch.equal(kernels.attention(q, k, changed, mask), got)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (random(1, 2, 70, 32), None),
+        (random(1, 2, 70, 64).half(), None),
+        (random(1, 2, 70, 64), masks.causal(70, 70)),
+        (random(1, 2, 3, 64), None),
+        (random(1, 2, 64, 70).transpose(2, 3), None),
+    ],
+    ids=["width", "dtype", "mask of queries", "few queries", "strides"],
+)
+def test_what_the_kernel_does_not_do_is_left_to_pytorch(case):
+    x, mask = case
+    assert kernels.attention(x, x, x, mask) is None
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("n_queries", [1, 3, 9])
+def test_cross_attention_is_the_spelled_out_one(model, n_threads, n_queries):
+    """For groups of clips, each with its own keys and mask; and each clip as it is alone."""
+    attn = model.decoder.blocks[0].cross_attn
+    norm = torch.ones(384), torch.zeros(384)
+    mine = Int8CrossAttention(attn, torch.eye(384), norm, norm)
+    q = random(4, 6, n_queries, 64)
+    features = torch.randint(-127, 128, (4, 300, 384), dtype=torch.int8)
+    groups = [
+        mine.group(features[:1, :100], None),
+        mine.group(features[1:3], masks.padding([290, 12], 300)),
+        mine.group(features[3:, :64], masks.counted(torch.arange(64)[None])),
+    ]
+    got = mine.heads(q, groups)
+    recorded = mine.heads(q, groups, lambda *_: None)
+    assert (got - recorded).norm() / recorded.norm() < 1e-4
+    assert torch.equal(mine.heads(q[2:3], [mine.group(features[2:3, :12], None)]), got[2:3])
+
+
+def test_packed_features_can_be_cut_into_clips():
+    features = torch.randint(-127, 128, (3, 70, 64), dtype=torch.int8)
+    packed = PackedFeatures.of(features, masks.padding([70, 1, 69], 70))
+    assert packed.bias[1].isinf().sum() == 127
+    assert torch.equal(packed.unpack(), features)
+    assert torch.equal(packed[1:2].unpack(), features[1:2])
+    assert packed[1:2].clips() == packed.clips()[4:8]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("policy", ["full", "mask:both", "trim,margin=0.5", "virtual"])
+def test_a_model_encodes_speech_as_without_the_kernels(sample, policy, without):
+    spectrogram = Spectrogram(Recording.open(sample), 80)
+    window = spectrogram.window(0, spectrogram.n_frames, fill="zero")
+    policy = Policy.parse(policy)
+
+    def features():
+        model = load_model("tiny.en", compute_type="int8")
+        return encode(model, [window], policy).features[0, : window.n_positions]
+
+    got, expected = features(), without(features)
+    assert (got - expected).norm() / expected.norm() < 0.02  # int8 itself is about 0.04 off
+
+
+def test_the_kernels_are_there_where_they_can_run():
+    flags = Path("/proc/cpuinfo").read_text()
+    assert "avx512_vnni" in flags
