@@ -8,6 +8,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,15 @@ def _sum_kb(path: Path, prefix: str) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith(prefix))
 
 
-if __name__ == "__main__":
+def run_job(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Measure the job on standard input; print the result, or its error, as the last line."""
     try:
         result = measure(json.load(sys.stdin))
     except (AsrmaskError, RuntimeError, ImportError) as error:
         result = {"error": one_line(error)}
     print()  # ends any partial line that a library printed
     print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    run_job(measure)
