@@ -1,5 +1,6 @@
 """The plots of a benchmark, drawn from its saved numbers."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asrmask.benchmark import summary
-from asrmask.benchmark.summary import SystemResult
+from asrmask.benchmark.summary import PartResult, SystemResult
 from asrmask.reporting.pages import style_figure
 
 COLOURS = {
@@ -58,6 +59,12 @@ def plots(result: dict[str, Any]) -> list[BenchmarkPlot]:
             caption = "Seconds in each part, for the systems that report them."
             title = f"Where the time goes. {title}"
             draw_parts(axes_for(f"parts-{i}", title, caption, 1.6 + 0.32 * len(timed)), timed)
+    if parts := [one for one in summary.part_results(result) if one.ratios]:
+        title = f"Parts of a model, compared with {summary.OTHER}"
+        caption = f"How many times as much time or memory {summary.OTHER} takes: the medians."
+        axes = axes_for("model-parts", title, caption, 1.4 + 0.2 * len(parts))
+        names = [summary.title_of(result, *one.key) for one in parts]
+        draw_part_ratios(axes, names, parts)
     for axis, (name, _) in summary.AXES.items():
         if points := summary.scaling_points(result, axis):
             caption = "Points are measured. Lines are fitted: a fixed cost and a cost per unit."
@@ -69,7 +76,8 @@ def plots(result: dict[str, Any]) -> list[BenchmarkPlot]:
 
 
 def colour_of(system: str) -> str:
-    return COLOURS[system.partition(":")[0]]
+    """system: with or without settings and model"""
+    return COLOURS[re.split("[: ]", system)[0]]
 
 
 def draw_speed(axes: Axes, results: list[SystemResult], reference: str) -> None:
@@ -80,7 +88,18 @@ def draw_speed(axes: Axes, results: list[SystemResult], reference: str) -> None:
         axes.annotate(f"{ratio:.2f}", (high, y), (4, -3), textcoords="offset points", size=7)
     axes.axvline(1, color="#999999", lw=0.8, ls=":")
     axes.margins(x=0.1)
-    _label_bars(axes, results, f"times as fast as {reference}")
+    _label_bars(axes, [one.system for one in results], f"times as fast as {reference}")
+
+
+def draw_part_ratios(axes: Axes, names: list[str], parts: list[PartResult]) -> None:
+    ratios = np.array([np.median(one.ratios) for one in parts])
+    axes.set_xscale("log")  # half and twice are equally far from 1
+    axes.barh(range(len(parts)), ratios - 1, left=1, color=colour_of("asrmask"))
+    for y, ratio in enumerate(ratios):
+        at = (max(ratio, 1), y)
+        axes.annotate(f"{ratio:.2f}", at, (4, -3), textcoords="offset points", size=7)
+    axes.margins(x=0.1)
+    _label_bars(axes, names, f"times as much in {summary.OTHER}")
 
 
 def draw_parts(axes: Axes, results: list[SystemResult]) -> None:
@@ -92,11 +111,11 @@ def draw_parts(axes: Axes, results: list[SystemResult]) -> None:
             seconds = np.maximum(totals - left, 0)
         axes.barh(range(len(results)), seconds, left=left, color=colour, label=name)
         left += seconds
-    _label_bars(axes, results, "seconds")
+    _label_bars(axes, [one.system for one in results], "seconds")
 
 
-def _label_bars(axes: Axes, results: list[SystemResult], label: str) -> None:
-    axes.set_yticks(range(len(results)), [one.system for one in results], fontsize=7)
+def _label_bars(axes: Axes, names: list[str], label: str) -> None:
+    axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(label)
 

@@ -36,8 +36,9 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
 
 def ratio_table(result: dict[str, Any]) -> Table:
     """Compare each setting of asrmask with the other systems, as a table."""
-    texts: dict[str, type] = dict.fromkeys(("work", "decoding", "system", "other"), str)
-    table = Table({**texts, **dict.fromkeys(("throughput", "alone", "memory"), float)})
+    names = ("model", "work", "decoding", "system", "other")
+    texts: dict[str, type] = dict.fromkeys(names, str)
+    table = Table({**texts, **dict.fromkeys(("throughput", "alone", "memory", "cold"), float)})
     for row in summary.ratios(result):
         table.add(**{name: round(x, 4) if isinstance(x, float) else x for name, x in row.items()})
     return table
@@ -48,6 +49,7 @@ def page(results: Sequence[dict[str, Any]], images: Sequence[Sequence[dict[str, 
     sections = [
         {
             "about": result["about"],
+            "has_runs": bool(result["runs"]),
             "reference": summary.reference_of(result),
             "tables": summary.report_tables(result),
             "images": images[i],

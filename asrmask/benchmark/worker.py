@@ -8,27 +8,28 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from asrmask.errors import AsrmaskError, one_line
 from asrmask.systems import DecodingSettings, Named, load
 
-N_ALONE = 5  # clips that are also timed individually
-
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Load the system, transcribe one clip, then time each group of files.
 
     job: start (time.monotonic() when the process was started), system, weights, model_dir,
-         threads, decoding, and groups: lists of paths
+         threads, decoding, groups: lists of paths, and alone: paths of clips that are also
+         timed one by one; the first of them, or of the first group, is the text from cold
     """
     options = {name: job[name] for name in ("threads", "model_dir")}
     system = load(Named.parse(job["system"]), job["weights"], **options)
     loaded_s = time.monotonic() - job["start"]
     decoding = DecodingSettings(**job["decoding"])
     groups = [[Path(path) for path in group] for group in job["groups"]]
-    system.transcribe(groups[0][0], decoding)
+    alone = [Path(path) for path in job["alone"]]
+    system.transcribe([*alone, *groups[0]][0], decoding)
     first_text_s = time.monotonic() - job["start"]
     system.transcribe(groups[0][-1], decoding)  # warm-up
     system.watch()
@@ -40,7 +41,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         transcripts = system.transcribe_all(paths, decoding)
         entry = {"seconds": time.perf_counter() - start, "parts": dict(system.timer.seconds)}
         result["groups"].append({**entry, "texts": [one.text for one in transcripts]})
-    for path in groups[0][:N_ALONE]:
+    for path in alone:
         start = time.perf_counter()
         system.transcribe(path, decoding)
         result["alone_s"].append(time.perf_counter() - start)
@@ -78,10 +79,15 @@ def _sum_kb(path: Path, prefix: str) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith(prefix))
 
 
-if __name__ == "__main__":
+def run_job(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Measure the job on standard input; print the result, or its error, as the last line."""
     try:
         result = measure(json.load(sys.stdin))
     except (AsrmaskError, RuntimeError, ImportError) as error:
         result = {"error": one_line(error)}
     print()  # ends any partial line that a library printed
     print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    run_job(measure)

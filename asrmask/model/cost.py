@@ -12,8 +12,14 @@ def encoder_operations(dims: ModelDimensions, plan: Plan) -> int:
     n_keys = n if plan.virtual is None else plan.virtual.mask.shape[-1]
     dense = 24 * n * d * d  # four projections and the feed-forward layers
     attention = 4 * d * n * n_keys
-    cross = 4 * n * d * d * dims.n_text_layer
-    return convolutions + dims.n_audio_layer * (dense + attention) + cross
+    layers = dims.n_audio_layer * (dense + attention)
+    return convolutions + layers + keys_values_operations(dims, plan)
+
+
+def keys_values_operations(dims: ModelDimensions, plan: Plan) -> int:
+    """Operations for the decoder's keys and values of one window."""
+    n = plan.positions[1] - plan.positions[0]
+    return 4 * n * dims.n_audio_state**2 * dims.n_text_layer
 
 
 def token_operations(dims: ModelDimensions, plan: Plan) -> int:
