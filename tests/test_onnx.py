@@ -12,9 +12,12 @@ from checkpoint_files import (
     write_hub,
     write_onnx,
 )
+from conftest import WEIGHTS
 
-from asrmask.checkpoints import load_model
+from asrmask.checkpoints import load_model, registry
 from asrmask.errors import CheckpointError
+from asrmask.evaluation.score import errors
+from asrmask.systems.upstream import normalizer
 
 ENCODER = "onnx/encoder_model_quantized.onnx"
 NORM = "layers.1.final_layer_norm.weight"
@@ -102,3 +105,15 @@ def test_a_config_of_another_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"encoder_layers": 3}))
     with pytest.raises(CheckpointError, match="expected 3 encoder layers, got weights of 2"):
         load_model(str(tmp_path))
+
+
+def test_hears_with_real_8_bit_weights(samples, sample):
+    folder = WEIGHTS / "small"
+    if not (folder / "config.json").is_file():
+        pytest.skip(f"no weights at {folder}: scripts/weights small fetches them")
+    model = load_model(str(folder), device="cpu")
+    assert model.dims.as_dict() == registry.dimensions("small")
+    assert model.alignment_heads == registry.alignment_heads("small")
+    text = model.transcribe(sample, language="en").text
+    normalise = normalizer("en")
+    assert errors(normalise(samples[sample]), normalise(text)).wer < 0.2
