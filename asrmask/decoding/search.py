@@ -5,7 +5,7 @@ finished clips from the batch. Clips are independent: a batch gives the same tex
 decoded one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -42,9 +42,13 @@ class SearchState:
 
 @dataclass(frozen=True)
 class Greedy:
-    """Choose the likeliest token, or sample above temperature 0, for n independent texts."""
+    """Choose the likeliest token, or sample above temperature 0, for n independent texts.
+
+    best_tokens: the likeliest token of each row of logits, and its log-probability
+    """
 
     eot: int
+    best_tokens: Callable[[Tensor], tuple[list[int], list[float]]]
     temperature: float = 0.0
     n_texts: int = 1
 
@@ -62,14 +66,14 @@ class Greedy:
                 clip.sums = [0.0] * self.n_texts
             logits = logits.repeat_interleave(self.n_texts, dim=0)
         if self.temperature < MIN_TEMPERATURE:
-            chosen_logits, chosen = logits.max(dim=-1)
+            tokens, logprobs = self.best_tokens(logits)
         else:
             # sample for ended texts too: consumes random numbers exactly as upstream
             scaled = logits / self.temperature
             chosen = Categorical(logits=scaled, validate_args=False).sample()
             chosen_logits = logits.gather(1, chosen[:, None])[:, 0]
-        logprobs = chosen_logits - logits.logsumexp(dim=-1)
-        pairs = zip(chosen.tolist(), logprobs.tolist(), strict=True)
+            tokens, logprobs = chosen.tolist(), (chosen_logits - logits.logsumexp(dim=-1)).tolist()
+        pairs = zip(tokens, logprobs, strict=True)
         for clip in clips:
             for i, (token, logprob) in enumerate(islice(pairs, len(clip.texts))):
                 if clip.done:

@@ -7,6 +7,7 @@ the batch and however many threads there are.
 """
 
 import ctypes
+import math
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,11 @@ _ARGUMENTS = {
         *([_POINTER] * 3 + [_INT] * 2 + [ctypes.c_float, _POINTER] + [_INT] * 2),
         *([_POINTER] * 3 + [_INT]),
     ],
+    "asrmask_decoder_step": [
+        *(_POINTER, _INT, _INT, ctypes.c_float, _POINTER),
+        *([_INT] * 4 + [_POINTER] * 2 + [_INT]),
+    ],
+    "asrmask_choose_tokens": [_POINTER, _INT, _LONG, _POINTER, _POINTER, _INT],
 }
 
 
@@ -254,3 +260,52 @@ def cross_attention(
         *(q.data_ptr(), (_LONG * 3)(*strides[:3]), out.data_ptr(), torch.get_num_threads()),
     )
     return out.transpose(1, 2)
+
+
+def decoder_step(
+    x: Tensor,
+    weights: "Sequence[Sequence[int]]",
+    features: "Sequence[PackedFeatures]",
+    cache: "Sequence[tuple[Tensor, Tensor]]",
+    length: int,
+    step: float,
+) -> Tensor:
+    """One token of every text through all layers: (B·G, 1, D) → (B·G, 1, D), in place.
+
+    weights:  of each layer, the addresses that `Layer` in decoder.c begins with
+    features: of B clips
+    cache:    of each layer, keys and values of the text, (B·G, H, capacity, d); they are extended
+    length:   of the texts in the cache
+    step:     what 1 in the features stands for
+    """
+    clips = [address for group in features for address in group.clips()]
+    n_clips = len(clips) // 4
+    layers = [
+        address
+        for layer, (keys, values) in zip(weights, cache, strict=True)
+        for address in (*layer, keys.data_ptr(), values.data_ptr())
+    ]
+    n_texts, n_head, capacity, _ = cache[0][0].shape
+    memory = x.new_empty(9 * x.numel())
+    library = _library()
+    assert library is not None
+    library.asrmask_decoder_step(
+        *((_LONG * len(layers))(*layers), len(weights), n_head, step),
+        *((_LONG * len(clips))(*clips), n_clips, n_texts // n_clips, capacity, length),
+        *(x.data_ptr(), memory.data_ptr(), torch.get_num_threads()),
+    )
+    return x
+
+
+def choose_tokens(logits: Tensor) -> tuple[list[int], list[float]]:
+    """The likeliest token of each row (R, n_vocab), and the logarithm of its probability."""
+    logits = logits.contiguous()
+    tokens = torch.zeros(len(logits), dtype=torch.int64)
+    sums = logits.new_empty(len(logits))
+    library = _library()
+    assert library is not None
+    library.asrmask_choose_tokens(
+        *(logits.data_ptr(), *logits.shape, tokens.data_ptr(), sums.data_ptr()),
+        torch.get_num_threads(),
+    )
+    return tokens.tolist(), [-math.log(x) for x in sums.tolist()]

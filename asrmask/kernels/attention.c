@@ -4,9 +4,8 @@
    queries and all keys, then their softmax, then the sums of values. A query's result depends on
    no other query. */
 
-#include "int8.h"
+#include "layers.h"
 
-#define WIDTH 64   /* channels of a head */
 #define BLOCK 64   /* keys that share a scale */
 #define PAIRS 32   /* of channels, or of keys of a block */
 #define MAX_KEY 4095.0f    /* 64 products of two such numbers fit 32 bits */
