@@ -15,6 +15,7 @@ from torch.distributions import Categorical
 
 from asrmask.decoding.filters import Filter
 from asrmask.model.cross_attention import CrossAttentionCache
+from asrmask.model.decoder import TextDecoder
 from asrmask.model.whisper import Whisper
 
 USUAL_TOKENS = 30  # initial capacity of the cache, beyond the prompt
@@ -48,9 +49,9 @@ class Greedy:
     """
 
     eot: int
-    best_tokens: Callable[[Tensor], tuple[list[int], list[float]]]
     temperature: float = 0.0
     n_texts: int = 1
+    best_tokens: Callable[[Tensor], tuple[list[int], list[float]]] = TextDecoder.best_tokens
 
     def choose(self, clips: Sequence[SearchState], logits: Tensor) -> list[list[int]]:
         """Extend the texts of each clip by one token. Clips that are done stay unchanged.

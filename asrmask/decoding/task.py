@@ -267,4 +267,5 @@ def _last_start(tokens: list[int], begin: int) -> float | None:
 def _strategy(model: Whisper, options: DecodingOptions, eot: int) -> Strategy:
     if options.beam_size is not None:
         return Beam(eot, options.beam_size, options.patience or 1.0)
-    return Greedy(eot, model.decoder.best_tokens, options.temperature, options.best_of or 1)
+    n_texts = options.best_of or 1
+    return Greedy(eot, options.temperature, n_texts, best_tokens=model.decoder.best_tokens)

@@ -116,7 +116,8 @@ class TextDecoder(nn.Module):
         """(…, D) → (…, n_vocab), float32"""
         return self.token_embedding.logits(x)
 
-    def best_tokens(self, logits: Tensor) -> tuple[list[int], list[float]]:
+    @staticmethod
+    def best_tokens(logits: Tensor) -> tuple[list[int], list[float]]:
         """The likeliest token of each row of logits (R, n_vocab), and its log-probability."""
         best, tokens = logits.max(dim=-1)
         return tokens.tolist(), (best - logits.logsumexp(dim=-1)).tolist()

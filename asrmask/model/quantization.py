@@ -105,8 +105,10 @@ class Int8TextDecoder(TextDecoder):
             self._listed = state, [_addresses_of(block) for block in self.blocks]
         return self._listed[1]
 
-    def best_tokens(self, logits: Tensor) -> tuple[list[int], list[float]]:
-        return kernels.choose_tokens(logits) if self.is_packed else super().best_tokens(logits)
+    @staticmethod
+    def best_tokens(logits: Tensor) -> tuple[list[int], list[float]]:
+        choose = kernels.choose_tokens if kernels.available() else TextDecoder.best_tokens
+        return choose(logits)
 
 
 def _addresses_of(block: Block) -> list[int]:
