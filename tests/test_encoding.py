@@ -128,9 +128,15 @@ def test_trim_is_mask_both_on_shared_clips(model, shared):
     margins = (0, 0.16, 1.28)
     for i, listed in enumerate(corpus.read(shared / "librispeech-test-other")[::4]):
         clip = window(listed.path)
-        more = f"margin={margins[i % 3]},sink={i % 2}"
-        trim, both = (f"{kind},{more}" for kind in ("trim", "mask:both"))
+        trim, both = (f"{kind},margin={margins[i % 3]}" for kind in ("trim", "mask:both"))
         check_equal(model, clip, trim, both, 1e-4)
+
+
+def test_trim_is_mask_both_with_a_sink_on_shared_clips(exact_model, shared):
+    """In double precision: the sink's features are so sensitive that float32 is 2e-4 off."""
+    for listed in corpus.read(shared / "librispeech-test-other")[::30]:
+        clip = window(listed.path)
+        check_equal(exact_model, clip, "trim,sink=1", "mask:both,sink=1", 1e-9)
 
 
 @pytest.mark.parametrize("text", PLACES)
