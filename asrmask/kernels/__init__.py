@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LIBRARY = Path(__file__).with_name("kernels.so")
 BLOCK = 64  # outputs, or keys, that are packed together
 HEAD_WIDTH = 64  # of every Whisper model
+MAX_FRAME = 4095  # as in embedding.c
 NORMALIZE, GELU, ROTATE = 1, 2, 4  # as in linear.c
 OFFSET = 128  # packed integers are unsigned: so much larger
 FEW_ROWS = 64  # as in linear.c
@@ -42,6 +43,10 @@ _ARGUMENTS = {
         *(_POINTER, _INT, _INT, ctypes.c_float, _POINTER),
         *([_INT] * 4 + [_POINTER] * 2 + [_INT]),
     ],
+    "asrmask_embed": [
+        *([_POINTER] * 9 + [_POINTER, _LONG, _INT, _INT]),
+        *([_POINTER] * 3 + [_INT]),
+    ],
     "asrmask_choose_tokens": [_POINTER, _INT, _LONG, _POINTER, _POINTER, _INT],
 }
 
@@ -58,6 +63,8 @@ def _library() -> ctypes.CDLL | None:
     if not library.asrmask_supported():
         return None
     library.asrmask_use_openmp(ctypes.cast(parallel, _POINTER))
+    library.asrmask_embedding_memory.argtypes = [_LONG, _INT, _INT]
+    library.asrmask_embedding_memory.restype = _LONG
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
@@ -309,3 +316,38 @@ def choose_tokens(logits: Tensor) -> tuple[list[int], list[float]]:
         torch.get_num_threads(),
     )
     return tokens.tolist(), [-math.log(x) for x in sums.tolist()]
+
+
+def pack_taps(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A convolution's weight (N, K, taps) as `embed` reads it, (taps, N / 64, K / 2, 64, 2) int16.
+
+    Also returns the scale of each of N. N must be a multiple of 64, and K one of 16.
+    """
+    n, k, _ = weight.shape
+    most = min((2**31 - 1) // (MAX_FRAME * k), MAX_FRAME)  # sums of K products fit 32 bits
+    scale = weight.abs().amax(dim=(1, 2)).clamp(min=1e-30) / most
+    integers = (weight / scale[:, None, None]).round().to(torch.int16)
+    pairs = integers.permute(2, 0, 1).unflatten(1, (n // BLOCK, BLOCK)).unflatten(-1, (k // 2, 2))
+    return pairs.transpose(2, 3).contiguous(), scale
+
+
+def embed(frames: Tensor, weights: "Sequence[Tensor]", positions: Tensor) -> Tensor:
+    """The encoder's input: two convolutions with GELU, rotated, and the position codes added.
+
+    frames:    (N, n_mels)
+    weights:   weight, scale and bias of each convolution, and of the rotation (a bias of zeros)
+    positions: (⌈N / 2⌉, D)
+    returns (⌈N / 2⌉, D)
+    """
+    frames, positions = frames.contiguous(), positions.contiguous()
+    (n_frames, n_mels), n = frames.shape, positions.shape[1]
+    library = _library()
+    assert library is not None
+    n_bytes = library.asrmask_embedding_memory(n_frames, n_mels, n)
+    memory, out = torch.empty(n_bytes, dtype=torch.uint8), torch.empty_like(positions)
+    library.asrmask_embed(
+        *(tensor.data_ptr() for tensor in weights),
+        *(frames.data_ptr(), n_frames, n_mels, n, positions.data_ptr()),
+        *(out.data_ptr(), memory.data_ptr(), torch.get_num_threads()),
+    )
+    return out

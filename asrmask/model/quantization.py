@@ -44,6 +44,39 @@ class RotatedAudioEncoder(AudioEncoder):
         )
         self.register_buffer("rotation", rotation)
         self.blocks, self.ln_post = encoder.blocks, encoder.ln_post
+        n_mels, n_state = self.conv1.in_channels, len(rotation)
+        self.is_packed = kernels.available() and n_state % 64 == 0 and n_mels % 16 == 0
+        if self.is_packed:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Keep convolutions and rotation as 16-bit integers too."""
+        for i, (weight, bias) in enumerate(
+            (
+                (self.conv1.weight, self.conv1.bias),
+                (self.conv2.weight, self.conv2.bias),
+                (self.rotation.T[:, :, None], torch.zeros(len(self.rotation))),
+            )
+        ):
+            assert bias is not None
+            integers, scale = kernels.pack_taps(weight.detach().float())
+            self.register_buffer(f"packed_weight_{i}", integers)
+            self.register_buffer(f"packed_scale_{i}", scale)
+            self.register_buffer(f"packed_bias_{i}", bias.detach().float())
+
+    def embed(self, mel: Tensor, first: int, end: int) -> Tensor:
+        if not self.is_packed:
+            return super().embed(mel, first, end)
+        skipped = 1 if first else 0  # it reads beyond the cut
+        frames = mel[:, :, 2 * (first - skipped) : 2 * end + 1]
+        positions = self.positional_embedding[first - skipped :][: (frames.shape[2] + 1) // 2]
+        weights = [
+            getattr(self, f"packed_{name}_{i}")
+            for i in range(3)
+            for name in ("weight", "scale", "bias")
+        ]
+        rows = [kernels.embed(one.T.float(), weights, positions) for one in frames]
+        return torch.stack(rows)[:, skipped : skipped + end - first]
 
     def add_positions(self, x: Tensor, first: int) -> Tensor:
         return super().add_positions(x @ self.rotation, first)
