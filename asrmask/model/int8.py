@@ -380,13 +380,18 @@ class Int8TokenEmbedding(nn.Module):
 
     weight: Tensor
     bias: Tensor
+    half_weight: Tensor
 
     def __init__(self, table: Tensor, rotation: Tensor, norm: Affine):
         super().__init__()
         self.linear = Int8Linear(table, None, rotation)
         # the norm's weights stay between: they cannot go into a table that is read from both sides
-        self.register_buffer("weight", rotation.T @ norm[0].diag() @ rotation)
+        weight = rotation.T @ norm[0].diag() @ rotation
+        self.register_buffer("weight", weight)
         self.register_buffer("bias", norm[1] @ rotation)
+        self.is_packed = self.linear.is_packed and len(rotation) % kernels.BLOCK == 0
+        if self.is_packed:  # as integers, because converting a model's floats must not change them
+            self.register_buffer("half_weight", weight.T.contiguous().half().view(torch.int16))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(…) → (…, D)"""
@@ -398,6 +403,10 @@ class Int8TokenEmbedding(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, D) → (…, n_vocab)"""
+        if self.is_packed:
+            return self.linear(
+                kernels.project(x.flatten(0, -2), self.half_weight, self.bias).view_as(x)
+            )
         rows = x.flatten(0, -2)[:, None]
         # a product for each row: in one for all, sums would depend on the number of rows
         weights = self.weight.t().expand(len(rows), -1, -1)
