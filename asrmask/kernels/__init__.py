@@ -71,6 +71,11 @@ def pack(integers: Tensor) -> Tensor:
     return tiles.transpose(-3, -2).contiguous()
 
 
+def empty(n: int, k: int) -> Tensor:
+    """Room for what `pack` makes of (n, k) integers."""
+    return torch.empty(-(-n // BLOCK), k // 4, BLOCK, 4, dtype=torch.uint8)
+
+
 def unpack(packed: Tensor, n: int) -> Tensor:
     """What was packed: (…, N, K) int8."""
     rows = packed.transpose(-3, -2).flatten(-2).flatten(-3, -2)[..., :n, :]

@@ -31,12 +31,11 @@ class RotatedAudioEncoder(AudioEncoder):
 
     rotation: Tensor
 
-    def __init__(self, encoder: AudioEncoder, rotation: Tensor):
+    def __init__(self, encoder: AudioEncoder, positional_embedding: Tensor, rotation: Tensor):
+        """encoder: gives the other parts; positional_embedding: rotated already"""
         nn.Module.__init__(self)
         self.conv1, self.conv2 = encoder.conv1, encoder.conv2
-        self.register_buffer(
-            "positional_embedding", encoder.positional_embedding.float() @ rotation
-        )
+        self.register_buffer("positional_embedding", positional_embedding)
         self.register_buffer("rotation", rotation)
         self.blocks, self.ln_post = encoder.blocks, encoder.ln_post
 
@@ -72,29 +71,56 @@ def quantize(model: Whisper) -> None:
     for block in (*encoder.blocks, *decoder.blocks):
         block.float()
         _quantize_block(block, rotation, source)
-    model.encoder = RotatedAudioEncoder(encoder, rotation)
+    positional_embedding = encoder.positional_embedding.float() @ rotation
+    model.encoder = RotatedAudioEncoder(encoder, positional_embedding, rotation)
     decoder.positional_embedding.data = decoder.positional_embedding.float() @ rotation
     table = decoder.token_embedding.weight
-    embedding = Int8TokenEmbedding(table, rotation, take_affine(decoder.ln))
+    embedding = Int8TokenEmbedding.of(table, rotation, take_affine(decoder.ln))
     decoder.token_embedding = embedding  # type: ignore[assignment]
     model.decoder = Int8TextDecoder(decoder)
     model.float()
 
 
+def empty_like_quantized(model: Whisper) -> None:
+    """Replace the modules of a model without weights (on the meta device) as `quantize` does."""
+    encoder, decoder = model.encoder, model.decoder
+    width = model.dims.n_audio_state
+    for block in (*encoder.blocks, *decoder.blocks):
+        block.attn = Int8SelfAttention(width, block.attn.n_head, block.attn.place)
+        if hasattr(block, "cross_attn"):
+            cross = block.cross_attn
+            block.cross_attn = Int8CrossAttention(width, cross.n_head, cross.place)
+        block.mlp = Int8FeedForward(
+            Int8Linear(4 * width, width, normalizes=True),
+            nn.GELU(),
+            Int8Linear(width, 4 * width, in_blocks=True),
+        )
+        _remove_norms(block)
+    rotation = torch.empty(width, width)
+    model.encoder = RotatedAudioEncoder(encoder, encoder.positional_embedding, rotation)
+    embedding = Int8TokenEmbedding(model.dims.n_vocab, width)
+    decoder.token_embedding = embedding  # type: ignore[assignment]
+    model.decoder = Int8TextDecoder(decoder)
+
+
 def _quantize_block(block: Block, rotation: Tensor, source: Affine) -> None:
     """source: of the layer norm after the encoder"""
-    block.attn = Int8SelfAttention(block.attn, rotation, take_affine(block.attn_ln))
-    norms = ["attn_ln", "mlp_ln"]
+    block.attn = Int8SelfAttention.of(block.attn, rotation, take_affine(block.attn_ln))
     if hasattr(block, "cross_attn"):
         norm = take_affine(block.cross_attn_ln)
-        block.cross_attn = Int8CrossAttention(block.cross_attn, rotation, norm, source)
-        norms.append("cross_attn_ln")
+        block.cross_attn = Int8CrossAttention.of(block.cross_attn, rotation, norm, source)
     up, down = cast("nn.Linear", block.mlp[0]), cast("nn.Linear", block.mlp[2])
     norm = take_affine(block.mlp_ln)
     block.mlp = Int8FeedForward(
-        Int8Linear(*fold_layernorm(norm, up.weight, up.bias), rotation, normalizes=True),
+        Int8Linear.of(*fold_layernorm(norm, up.weight, up.bias), rotation, normalizes=True),
         nn.GELU(),
-        Int8Linear(rotation.T @ down.weight, down.bias @ rotation, in_blocks=True),
+        Int8Linear.of(rotation.T @ down.weight, down.bias @ rotation, in_blocks=True),
     )
-    for name in norms:  # the layers after them normalize
-        setattr(block, name, nn.Identity())
+    _remove_norms(block)
+
+
+def _remove_norms(block: Block) -> None:
+    """The layers after them normalize."""
+    for name in ("attn_ln", "cross_attn_ln", "mlp_ln"):
+        if hasattr(block, name):
+            setattr(block, name, nn.Identity())
