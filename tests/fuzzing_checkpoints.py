@@ -19,8 +19,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from checkpoint_files import (
+    DIMS,
+    protobuf,
+    random_weights,
+    write_ct2,
+    write_ggml,
+    write_hub,
+    write_onnx,
+    write_openai,
+)
 from fuzzing_audio import DAMAGES
-from test_checkpoints import DIMS, random_weights, write_ct2, write_ggml, write_hub, write_openai
 
 from asrmask.checkpoints import load_model
 from asrmask.errors import CheckpointError, OptionError
@@ -90,13 +99,18 @@ def whole(folder: Path) -> dict[str, Files]:
         "ct2 int16": lambda to: write_ct2(to, kind="int16"),
         "ggml float16": write_ggml,
         "ggml float32": lambda to: write_ggml(to, kind="f32"),
+        "onnx float32": lambda to: write_onnx(to, kind="float32"),
+        "onnx float16": lambda to: write_onnx(to, kind="float16"),
+        "onnx uint8": write_onnx,
+        "onnx by row": lambda to: write_onnx(to, kind="int8 rows"),
     }
     found = {}
     for kind, write in writers.items():
         to = folder / f"whole {kind}"
         to.mkdir()
         write(to)
-        found[kind] = {path.name: path.read_bytes() for path in sorted(to.iterdir())}
+        paths = sorted(path for path in to.rglob("*") if path.is_file())
+        found[kind] = {path.name: path.read_bytes() for path in paths}
     return found
 
 
@@ -408,10 +422,47 @@ def changed_number(rng: Rng, files: Files, canary: Path) -> Files:
     return files | {"ggml.bin": bytes(changed)}
 
 
+def near_a_name(rng: Rng, files: Files, canary: Path) -> Files:
+    """A number of an ONNX file, beside the name of a tensor or node, is another one."""
+    name = pick(rng, [name for name in files if name.endswith(".onnx")])
+    changed = bytearray(files[name])
+    part = pick(rng, [b".weight", b".bias", b"MatMul", b"_scale", b"_zero_point", b"_quantized"])
+    places = [i for i in range(len(changed)) if changed.startswith(part, i)] or [0]
+    at = pick(rng, places) + int(rng.integers(-20, 40))
+    changed[max(at, 0) : at + 1] = pick(
+        rng, [b"", b"\0", b"\x7f", b"\xff", b"\xff\x7f", rng.bytes(9)]
+    )
+    return files | {name: bytes(changed)}
+
+
+def odd_graph(rng: Rng, files: Files, canary: Path) -> Files:
+    """An ONNX file has one more graph, of odd tensors and of products by any of them."""
+    name = pick(rng, [name for name in files if name.endswith(".onnx")])
+    names = ["layer_norm.weight", "conv1.weight_quantized", "conv1.weight_scale", "x.weight"]
+    names += [f"onnx::MatMul_1000{end}" for end in ("", "_quantized", "_scale", "_zero_point")]
+    names += ["model.decoder.embed_tokens.weight_merged_0_quantized", ""]
+    graph: list[tuple[int, object]] = []
+    for _ in range(rng.integers(1, 4)):
+        dims = [(1, pick(rng, NUMBERS)) for _ in range(pick(rng, [0, 1, 2, 3, 70]))]
+        fields = [*dims, (2, pick(rng, [*range(18), 10**9])), (8, pick(rng, names))]
+        fields.append((pick(rng, [4, 5, 9]), rng.bytes(pick(rng, [0, 1, 4, 64, 10**5]))))
+        fields += [(pick(rng, range(16)), pick(rng, NUMBERS))] * pick(rng, [0, 0, 1, 10**4])
+        graph.append((5, protobuf(*fields)))
+    for i in range(pick(rng, [0, 1, 10, 5000])):
+        node = [(1, "x"), (1, pick(rng, names)), (3, f"/layers.{i}/fc1/MatMul"), (4, "MatMul")]
+        graph.append((1, protobuf(*node)))
+    nested = protobuf(*graph)
+    for _ in range(pick(rng, [0, 1, 300])):
+        nested = protobuf((1, protobuf((5, protobuf((6, nested))))))
+    more = protobuf((7, nested))
+    return files | {name: more + files[name] if rng.random() < 0.5 else files[name] + more}
+
+
 WAYS: dict[str, list[Callable[[Rng, Files, Path], Files]]] = {
     "zip": [*OPENAI, zip_trick, zip_trick],
     "legacy": [*OPENAI],
     "hub": [changed_json, changed_header, changed_header],
     "ggml": [changed_number, changed_number],
+    "onnx": [changed_json, near_a_name, near_a_name, odd_graph, odd_graph],
     "ct2": [changed_json, changed_variable, changed_variable, changed_variable],
 }

@@ -55,6 +55,11 @@ def test_grids_are_crossed_and_impossible_combinations_left_out():
     assert sum(name.startswith("full") for name in names) == 4
     assert sum(name.startswith("trim") for name in names) == 8
     assert sum(name.startswith("virtual") for name in names) == 2
+    grid = Grid(("full", "trim", "virtual"), positions=("first", "last"), sinks=(0.0, 0.5))
+    names = {str(cell.policy) for cell in grid.cells("tiny.en")}
+    assert names == {"full", "full,positions=last", "virtual"} | {
+        *("trim", "trim,positions=last", "trim,sink=0.5")
+    }
 
 
 def test_every_cell_has_its_reference():
@@ -90,6 +95,8 @@ def test_text_forms_are_read_back():
         ("[[grid]]\npolicies = ['masked']", "policies must be of full"),
         ("[[grid]]\nmargins = ['1']", "margins must be a list of numbers, got '1'"),
         ("[[grid]]\npolicies = ['trim']\nmargins = [40]", r"margin must be 0\.\.30"),
+        ("[[grid]]\nsinks = ['1']", "sinks must be a list of numbers, got '1'"),
+        ("[[grid]]\npolicies = ['trim']\nsinks = [40]", r"sink must be 0\.\.30"),
         ("[[grid]]\ndecoding = ['beam']", "decoding must be greedy or beam="),
         ("[[grid]]\ntrailing = ['hum=3']", "trailing must be none"),
         ("[[grid]]\ncolour = ['red']", "grid must be of policies"),

@@ -103,7 +103,10 @@ def test_sizes_are_checked(model):
     assert cli.main(["transcribe", "a.wav", "--batch_size", "0"]) == 2
 
 
-@pytest.mark.parametrize("policy", ["full", "virtual", "trim,margin=0.5", "mask:both"])
+@pytest.mark.parametrize(
+    "policy",
+    [*("full", "virtual", "trim,margin=0.5", "mask:both"), "trim,margin=0.5,sink=0.5"],
+)
 def test_windows_encoded_together_are_as_encoded_alone(model, policy):
     policy = Policy.parse(policy)
     generator = torch.Generator().manual_seed(0)

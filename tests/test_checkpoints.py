@@ -1,6 +1,5 @@
-"""Four file formats, the official names, and what is said of files that are not what they seem."""
+"""Five file formats, the official names, and what is said of files that are not what they seem."""
 
-import json
 import os
 import pickle
 import random
@@ -18,189 +17,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from checkpoint_files import (
+    DIMS,
+    HEADS,
+    ct2_variables,
+    protobuf,
+    random_weights,
+    write_ct2,
+    write_ggml,
+    write_hub,
+    write_onnx,
+    write_openai,
+)
 
-from asrmask.checkpoints import available_models, hub, load_model, registry
+from asrmask.checkpoints import available_models, load_model, registry
 from asrmask.cli.models import n_parameters
 from asrmask.errors import CheckpointError
 from asrmask.model.dimensions import ModelDimensions
 from asrmask.model.whisper import Whisper
-
-# every number differs from its neighbours where it may, so that none can be taken for another
-DIMS = ModelDimensions(
-    n_mels=7,
-    n_audio_ctx=20,
-    n_audio_state=16,
-    n_audio_head=2,
-    n_audio_layer=2,
-    n_vocab=60,
-    n_text_ctx=12,
-    n_text_state=16,
-    n_text_head=4,
-    n_text_layer=3,
-)
-HEADS = ((1, 0), (2, 3))
-QKV = ("query", "key", "value")
-
-
-def random_weights(dims=DIMS):
-    """Weights of that shape; float16 holds each exactly."""
-    torch.manual_seed(0)
-    return {
-        name: (0.3 * torch.randn(w.shape)).half().float()
-        for name, w in Whisper(dims).state_dict().items()
-    }
-
-
-def write_openai(folder, weights=None, **dims):
-    path = folder / "model.pt"
-    content = {"dims": DIMS.as_dict() | dims, "model_state_dict": weights or random_weights()}
-    torch.save(content, path)
-    return path
-
-
-def write_ggml(folder, weights=None, *, kind="f16", **dims):
-    path = folder / "ggml.bin"
-    d = DIMS.as_dict() | dims
-    order = ["n_vocab", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer"]
-    order += ["n_text_ctx", "n_text_state", "n_text_head", "n_text_layer", "n_mels"]
-    parts = [struct.pack("<12i", 0x67676D6C, *(d[name] for name in order), 1)]
-    parts += [struct.pack("<2i", 7, 3), bytes(4 * 7 * 3)]  # filters
-    parts += [struct.pack("<i", 2), *(struct.pack("<i", 3) + word for word in (b"abc", b"def"))]
-    for name, weight in (weights or random_weights()).items():
-        values = weight.numpy()
-        if name in {"encoder.conv1.bias", "encoder.conv2.bias"}:
-            values = values[:, None]
-        code = 1 if kind == "f16" and weight.ndim > 1 else 0
-        parts.append(struct.pack("<3i", values.ndim, len(name), code))
-        parts.append(struct.pack(f"<{values.ndim}i", *values.shape[::-1]) + name.encode())
-        parts.append(values.astype("<f2" if code else "<f4").tobytes())
-    path.write_bytes(b"".join(parts))
-    return path
-
-
-def hub_name(name):
-    """The hub's name of one of openai-whisper's weights."""
-    for ours, theirs in [
-        ("cross_attn_ln", "encoder_attn_layer_norm"),
-        (".attn_ln", ".self_attn_layer_norm"),
-        ("mlp_ln", "final_layer_norm"),
-        ("cross_attn.", "encoder_attn."),
-        (".attn.", ".self_attn."),
-        ("query", "q_proj"),
-        ("key", "k_proj"),
-        ("value", "v_proj"),
-        ("attn.out", "attn.out_proj"),
-        ("mlp.0", "fc1"),
-        ("mlp.2", "fc2"),
-        ("token_embedding", "embed_tokens"),
-        ("positional_embedding", "embed_positions.weight"),
-        ("blocks", "layers"),
-        ("ln_post", "layer_norm"),
-        ("decoder.ln", "decoder.layer_norm"),
-    ]:
-        name = name.replace(ours, theirs)
-    return f"model.{name}"
-
-
-def write_hub(folder, weights=None, n_shards=1, **config):
-    tensors = {hub_name(name): w.contiguous() for name, w in (weights or random_weights()).items()}
-    tensors["proj_out.weight"] = tensors["model.decoder.embed_tokens.weight"].clone()
-    numbers = {theirs: DIMS.as_dict()[ours] for ours, theirs in hub.DIMENSIONS.items()}
-    (folder / "config.json").write_text(json.dumps({"model_type": "whisper"} | numbers | config))
-    (folder / "generation_config.json").write_text(json.dumps({"alignment_heads": HEADS}))
-    if n_shards == 1:
-        save_file(tensors, folder / "model.safetensors")
-        return folder
-    files = [f"model-{i + 1:05}-of-{n_shards:05}.safetensors" for i in range(n_shards)]
-    places = {name: files[i % n_shards] for i, name in enumerate(tensors)}
-    for file in files:
-        save_file({n: t for n, t in tensors.items() if places[n] == file}, folder / file)
-    write_index(folder, places)
-    return folder
-
-
-def write_index(folder, places):
-    index = {"metadata": {}, "weight_map": places}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def ct2_variables(weights, kind):
-    """CTranslate2's variables: (values, type code) by name."""
-    out = {}
-
-    def put(name, tensor):
-        if name.endswith("/weight") and kind in ("int8", "int16"):
-            rows = tensor.flatten(1).numpy()
-            most = np.abs(rows).max(axis=1) if kind == "int8" else np.abs(rows).max()
-            scale = np.float32((127 if kind == "int8" else 1024) / most)
-            whole = np.rint(rows * (scale[:, None] if kind == "int8" else scale))
-            out[name] = whole.reshape(tensor.shape).astype(kind), 1 if kind == "int8" else 2
-            out[f"{name}_scale"] = np.asarray(scale), 0
-        elif kind == "bfloat16":
-            out[name] = tensor.bfloat16().view(torch.int16).numpy(), 5
-        elif kind == "float32":
-            out[name] = tensor.numpy(), 0
-        else:
-            out[name] = tensor.numpy().astype(np.float16), 4
-
-    def norm(theirs, ours):
-        put(f"{theirs}/gamma", weights[f"{ours}.weight"])
-        put(f"{theirs}/beta", weights[f"{ours}.bias"])
-
-    def linear(theirs, *ours):
-        zeros = torch.zeros(DIMS.n_text_state)  # stands where keys have no bias
-        put(f"{theirs}/weight", torch.cat([weights[f"{name}.weight"] for name in ours]))
-        put(f"{theirs}/bias", torch.cat([weights.get(f"{name}.bias", zeros) for name in ours]))
-
-    for part, n_layer in (("encoder", DIMS.n_audio_layer), ("decoder", DIMS.n_text_layer)):
-        for i in range(n_layer):
-            theirs, ours = f"{part}/layer_{i}", f"{part}.blocks.{i}"
-            own, cross = f"{ours}.attn", f"{ours}.cross_attn"
-            linear(f"{theirs}/self_attention/linear_0", *(f"{own}.{x}" for x in QKV))
-            linear(f"{theirs}/self_attention/linear_1", f"{own}.out")
-            norm(f"{theirs}/self_attention/layer_norm", f"{own}_ln")
-            if part == "decoder":
-                linear(f"{theirs}/attention/linear_0", f"{cross}.query")
-                linear(f"{theirs}/attention/linear_1", f"{cross}.key", f"{cross}.value")
-                linear(f"{theirs}/attention/linear_2", f"{cross}.out")
-                norm(f"{theirs}/attention/layer_norm", f"{cross}_ln")
-            linear(f"{theirs}/ffn/linear_0", f"{ours}.mlp.0")
-            linear(f"{theirs}/ffn/linear_1", f"{ours}.mlp.2")
-            norm(f"{theirs}/ffn/layer_norm", f"{ours}.mlp_ln")
-        put(f"{part}/position_encodings/encodings", weights[f"{part}.positional_embedding"])
-    linear("encoder/conv1", "encoder.conv1")
-    linear("encoder/conv2", "encoder.conv2")
-    put("decoder/embeddings/weight", weights["decoder.token_embedding.weight"])
-    norm("encoder/layer_norm", "encoder.ln_post")
-    norm("decoder/layer_norm", "decoder.ln")
-    out["encoder/num_heads"] = np.asarray(DIMS.n_audio_head, np.int16), 2
-    out["decoder/num_heads"] = np.asarray(DIMS.n_text_head, np.int16), 2
-    out["decoder/scale_embeddings"] = np.asarray(0, np.int8), 1
-    return out
-
-
-def write_ct2(folder, weights=None, kind="float16", spec="WhisperSpec", version=6, changed=()):
-    """changed: (name, new values or None to leave it out) of variables"""
-    variables = ct2_variables(weights or random_weights(), kind)
-    for name, value in changed:
-        if value is None:
-            del variables[name]
-        else:
-            variables[name] = value, 4
-
-    def text(string):
-        return struct.pack("<H", len(string) + 1) + string.encode() + b"\0"
-
-    data = struct.pack("<I", version) + text(spec) + struct.pack("<II", 3, len(variables))
-    for name, (array, code) in sorted(variables.items()):
-        data += text(name) + struct.pack(f"<B{array.ndim}I", array.ndim, *array.shape)
-        data += struct.pack("<BI", code, array.nbytes) + array.tobytes()
-    data += struct.pack("<I", 1)
-    data += text("decoder/projection/weight") + text("decoder/embeddings/weight")
-    (folder / "model.bin").write_bytes(data)
-    (folder / "config.json").write_text(json.dumps({"alignment_heads": HEADS}))
-    return folder
 
 
 def run(model):
@@ -224,7 +58,7 @@ def refusal(path):
     return line
 
 
-# ---- the four formats
+# ---- the five formats
 
 
 @pytest.mark.parametrize(
@@ -240,6 +74,11 @@ def refusal(path):
         pytest.param(lambda to: write_ct2(to, kind="bfloat16"), 1e-2, HEADS, id="ct2 bfloat16"),
         pytest.param(lambda to: write_ct2(to, kind="int16"), 1e-2, HEADS, id="ct2 int16"),
         pytest.param(lambda to: write_ct2(to, kind="int8"), 1e-2, HEADS, id="ct2 int8"),
+        pytest.param(lambda to: write_onnx(to, kind="float32"), 0, HEADS, id="onnx float32"),
+        pytest.param(lambda to: write_onnx(to, kind="float16"), 0, HEADS, id="onnx float16"),
+        pytest.param(write_onnx, 1e-2, HEADS, id="onnx uint8"),
+        pytest.param(lambda to: write_onnx(to, kind="int8"), 1e-2, HEADS, id="onnx int8"),
+        pytest.param(lambda to: write_onnx(to, kind="int8 rows"), 1e-2, HEADS, id="onnx by row"),
     ],
 )
 def test_every_format_gives_back_what_was_written(tmp_path, write, tolerance, heads):
@@ -591,6 +430,8 @@ FORMATS = [
     pytest.param(write_hub, "model.safetensors", id="hub"),
     pytest.param(write_ct2, "model.bin", id="ct2"),
     pytest.param(write_ggml, "ggml.bin", id="ggml"),
+    pytest.param(write_onnx, "onnx/encoder_model_quantized.onnx", id="onnx encoder"),
+    pytest.param(write_onnx, "onnx/decoder_model_merged_quantized.onnx", id="onnx decoder"),
 ]
 
 
@@ -688,6 +529,18 @@ def many_aliases(folder):
     return folder
 
 
+def many_products(folder):
+    """20,000 matrices, all of them the same tensor."""
+    path = write_onnx(folder) / "onnx" / "encoder_model_quantized.onnx"
+    operand = (1, "onnx::MatMul_1000_quantized")
+    nodes = [
+        (1, protobuf((1, "x"), operand, (3, f"/layers.{i}/fc1/MatMul"), (4, "MatMulInteger")))
+        for i in range(20_000)
+    ]
+    path.write_bytes(path.read_bytes() + protobuf((7, protobuf(*nodes))))
+    return folder
+
+
 def costly_key(folder):
     """A key whose hash takes 2^99 steps: pairs of pairs, each of the same pair twice."""
     key = b")" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(99))
@@ -710,6 +563,7 @@ HUGE = {
     zip_bomb: "expected a zip of files that are not compressed",
     many_scales: "20000 scales of 'decoder/embeddings/weight', which is (1, 20000)",
     many_aliases: "elements in",
+    many_products: "elements in",
     costly_key: "uses a value twice",
     deep_key: "values within values",
 }

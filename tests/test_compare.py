@@ -143,6 +143,7 @@ FIRST = {
     "mask:both": "encoder.blocks.0.attn.out",
     "trim": "encoder.blocks.0.attn.out",
     "trim,positions=last": "encoder.conv2",
+    "trim,margin=1.28,sink=0.5": "encoder.blocks.0.attn.out",
     "virtual": "encoder.blocks.0.attn.out",
 }
 

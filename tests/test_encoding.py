@@ -27,6 +27,9 @@ PLACES = [
     "trim,fill=noise:-50",
     "trim,margin=0.64,positions=last",
     "mask:encoder,positions=last",
+    "trim,margin=1.28,sink=0.5",
+    "mask:both,fill=silence,sink=0.5",
+    "mask:cross,sink=0.5",
 ]
 GREEDY = DecodingOptions(without_timestamps=True, language="en")
 
@@ -83,8 +86,9 @@ def test_thirty_seconds_of_audio_make_every_policy_a_no_op(
 
 def test_a_margin_that_reaches_the_end_is_a_no_op_too(model, sample):
     clip = window(sample)
-    mine = encode(model, [clip], "trim,margin=30")
-    assert torch.equal(mine.features, encode(model, [clip]).features)
+    for text in ("trim,margin=30", "trim,margin=10,sink=20", "trim,sink=30"):
+        mine = encode(model, [clip], text)
+        assert torch.equal(mine.features, encode(model, [clip]).features)
 
 
 def test_an_all_valid_mask_changes_no_bit(model, sample):
@@ -98,7 +102,10 @@ def test_an_all_valid_mask_changes_no_bit(model, sample):
 
 
 @pytest.mark.parametrize("margin", [0, 0.16, 1.28])
-@pytest.mark.parametrize("more", ["", ",fill=silence", ",positions=last", ",fill=noise:-40"])
+@pytest.mark.parametrize(
+    "more",
+    [*("", ",fill=silence", ",positions=last", ",fill=noise:-40"), ",sink=0.5,fill=silence"],
+)
 def test_trim_is_mask_both(model, exact_model, samples, margin, more):
     trim, both = (f"{kind},margin={margin}{more}" for kind in ("trim", "mask:both"))
     clip = window(list(samples)[int(margin > 0)], trim)
@@ -109,8 +116,10 @@ def test_trim_is_mask_both(model, exact_model, samples, margin, more):
 
 def check_equal(model, clip, trim, both, tolerance):
     a, b = encode(model, [clip], trim), encode(model, [clip], both)
-    seen = slice(a.origin, a.origin + a.features.shape[1])
-    assert a.features.shape[1] == Policy.parse(trim).visible(clip.n_positions)
+    policy = Policy.parse(trim)
+    n, sink = policy.visible(clip.n_positions), policy.sink_positions
+    assert a.features.shape[1] == n + sink
+    seen = [*range(a.origin, a.origin + n), *range(1500 - sink, 1500)]
     assert (a.features - b.features[:, seen]).abs().max() < tolerance
     assert (logits(model, a) - logits(model, b)).abs().max() < max(tolerance, 1e-4)
 
@@ -123,6 +132,13 @@ def test_trim_is_mask_both_on_shared_clips(model, shared):
         check_equal(model, clip, trim, both, 1e-4)
 
 
+def test_trim_is_mask_both_with_a_sink_on_shared_clips(exact_model, shared):
+    """In double precision: the sink's features are so sensitive that float32 is 2e-4 off."""
+    for listed in corpus.read(shared / "librispeech-test-other")[::30]:
+        clip = window(listed.path)
+        check_equal(exact_model, clip, "trim,sink=1", "mask:both,sink=1", 1e-9)
+
+
 @pytest.mark.parametrize("text", PLACES)
 def test_a_batch_gives_each_clip_what_it_gets_alone(model, samples, half_minute, text):
     policy = Policy.parse(text)
@@ -133,7 +149,8 @@ def test_a_batch_gives_each_clip_what_it_gets_alone(model, samples, half_minute,
     alone = torch.cat([logits(model, encode(model, [clip], policy)) for clip in clips])
     assert (together - alone).abs().max() < 1e-4
     beam = DecodingOptions(language="en", beam_size=3)
-    for options in (GREEDY, beam) if text in {"virtual", "trim,margin=1.28"} else (GREEDY,):
+    has_beam = text in {"virtual", "trim,margin=1.28", "trim,margin=1.28,sink=0.5"}
+    for options in (GREEDY, beam) if has_beam else (GREEDY,):
         options = replace(options, sample_len=12)
         batch = decode(model, clips, options, padding=policy)
         singles = [decode(model, clip, options, padding=policy) for clip in clips]
@@ -141,13 +158,20 @@ def test_a_batch_gives_each_clip_what_it_gets_alone(model, samples, half_minute,
         assert [r.policy for r in batch] == [r.policy for r in singles]
 
 
-@pytest.mark.parametrize("text", ["mask:both", "trim", "mask:both,margin=0.3,positions=last"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("mask:both", "trim", "mask:both,margin=0.3,positions=last"),
+        *("mask:both,margin=0.3,sink=0.5", "trim,margin=0.3,sink=0.5"),
+    ],
+)
 def test_what_lies_in_hidden_padding_changes_nothing(model, sample, text):
     clip = window(sample)
     policy = Policy.parse(text)
     n_visible = 2 * policy.visible(clip.n_positions)
+    end = 3000 - 2 * policy.sink_positions
     garbage = clip.mel.clone()
-    garbage[:, n_visible:] = 1e4 * torch.randn(80, 3000 - n_visible)
+    garbage[:, n_visible:end] = 1e4 * torch.randn(80, end - n_visible)
     before, after = (
         encode(model, [Features(mel, clip.n_frames)], policy) for mel in (clip.mel, garbage)
     )
@@ -163,6 +187,17 @@ def test_what_lies_in_the_margin_changes_something(model, sample, text):
         encode(model, [Features(mel, clip.n_frames)], text) for mel in (clip.mel, changed)
     )
     assert (logits(model, before) - logits(model, after)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("text", ["mask:both,sink=0.5", "trim,sink=0.5", "mask:cross,sink=0.5"])
+def test_what_lies_in_the_sink_changes_something(model, sample, text):
+    clip = window(sample)
+    changed = clip.mel.clone()
+    changed[:, 2950] += 1  # its first frame
+    before, after = (
+        encode(model, [Features(mel, clip.n_frames)], text) for mel in (clip.mel, changed)
+    )
+    assert (logits(model, before) - logits(model, after)).abs().max() > 1e-4
 
 
 def test_cross_mask_leaves_the_encoder_alone_and_encoder_mask_the_decoder(model, sample):
@@ -190,7 +225,8 @@ def test_times_and_words_count_from_the_audio_wherever_it_lies(model, sample):
     from asrmask.tokenizer.tokenizer import get_tokenizer
 
     tokenizer = get_tokenizer(False)
-    for text in ("full", "trim", "trim,positions=last", "full,positions=last", "virtual"):
+    policies = ("full", "trim", "trim,positions=last", "full,positions=last", "virtual")
+    for text in (*policies, "trim,margin=1.28,sink=0.5"):
         clip = window(sample)
         result = decode(model, clip, padding=text, policy_fallback=False)
         times = [t - tokenizer.timestamp_begin for t in result.tokens if t >= 50363]
@@ -266,8 +302,29 @@ def test_a_plan_says_what_is_computed():
     assert mixed[:, 0, 0].int().tolist() == [[1, 0, 0], [1, 1, 1]]
 
 
+def test_a_plan_computes_the_sink_beside_the_others():
+    sink = Policy("trim", sink=0.04)
+    mixed = plan(sink, [1, 3])
+    assert (mixed.positions, mixed.sink, mixed.n_computed) == ((0, 3), 2, 5)
+    expected = [[1, 0, 0, 1, 1], [1, 1, 1, 1, 1]]
+    assert mixed.encoder_mask[:, 0, 0].int().tolist() == expected
+    assert torch.equal(mixed.cross_mask, mixed.encoder_mask)
+    long = plan(sink, [1, 1499])  # reaches into it: everything is computed
+    assert (long.positions, long.sink, long.n_computed) == ((0, 1500), 0, 1500)
+    assert long.encoder_mask[0, 0, 0].nonzero().flatten().tolist() == [0, 1498, 1499]
+    assert plan(sink, [1498, 1499]).encoder_mask is None
+    both = plan(Policy("mask:both", sink=0.04), [3])
+    assert (both.positions, both.sink) == ((0, 1500), 0)
+    assert both.cross_mask[0, 0, 0].nonzero().flatten().tolist() == [0, 1, 2, 1498, 1499]
+    cross = plan(Policy("mask:cross", sink=0.04), [3])
+    assert cross.encoder_mask is None
+    assert torch.equal(cross.cross_mask, both.cross_mask)
+
+
 @torch.inference_mode()
-@pytest.mark.parametrize("policy", ["full", "mask:both", "trim,margin=0.5", "virtual"])
+@pytest.mark.parametrize(
+    "policy", ["full", "mask:both", "trim,margin=0.5", "trim,sink=0.5", "virtual"]
+)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_keeps_shapes_and_dtypes(policy, dtype, tmp_path, monkeypatch):
     """As on a GPU: a batch of clips of other lengths, to logits in float32."""

@@ -28,6 +28,7 @@ from asrmask.tokenizer.tokenizer import get_tokenizer
 POLICIES = [
     *("full", "full,positions=last", "mask:encoder", "mask:cross", "mask:both", "trim"),
     *("trim,margin=1,positions=last", "virtual"),
+    *("trim,margin=1,sink=0.5", "mask:both,sink=0.5"),
 ]
 
 
@@ -57,6 +58,9 @@ def test_labels_know_padding_in_front_hidden_keys_and_counts():
     assert last.audio[0].tolist() == [False, False, False, True, True]
     assert last.padding[0].tolist() == [False, False, True, False, False]
     assert last.starts[0].tolist() == [-3, -2, -1, 0, 1]
+    sink = KeyLabels.of(2, 5, sink=2)
+    assert sink.starts[0].tolist() == [0, 1, 2, 1498, 1499]
+    assert sink.audio[0].tolist() == [True, True, False, False, False]
     virtual = KeyLabels.of(2, 5, mask=masks.counted(torch.tensor([[1, 1, 1, 16, 7]])))
     assert virtual.counts[0].tolist() == [1, 1, 1, 16, 7]
     assert virtual.starts[0].tolist() == [0, 1, 2, 3, 19]
@@ -100,7 +104,9 @@ def test_the_labels_of_a_policy_has_all_positions_that_can_be_seen(model, policy
     for labels, hidden in ((encoder, in_encoder), (cross, in_cross)):
         assert int(labels.audio.sum()) == n
         n_padding = float((labels.counts * labels.padding).sum())
-        assert n_padding == (visible - n if hidden else 1500 - n)
+        assert n_padding == (visible - n + policy.sink_positions if hidden else 1500 - n)
+        if policy.sink:
+            assert labels.starts[0, -25:].tolist() == list(range(1475, 1500))
 
 
 # Meters, by hand
@@ -283,7 +289,7 @@ def test_a_measurement_under_every_policy(model, heard, policy):
     found = measure(model, window, policy, text, speech=[(0.3, 6.5)], keep_weights=True)
     assert set(found.values) == set(expected(model.dims))
     for (place, name), values in found.values.items():
-        hides = policy.margin == 0 and policy.kind not in {"full", "virtual"}
+        hides = policy.margin == policy.sink == 0 and policy.kind not in {"full", "virtual"}
         kind = "encoder" if policy.kind == "mask:encoder" else "decoder"
         only = policy.kind in {"mask:encoder", "mask:cross"}
         hidden = hides and (not only or place.startswith(kind))
@@ -316,10 +322,11 @@ def test_virtual_padding_is_looked_at_as_real_padding_is(model, heard):
 
 def test_trimming_measures_what_masking_does(model, heard):
     window, text = heard
-    both_masked = measure(model, window, Policy("mask:both"), text)
-    trimmed = measure(model, window, Policy("trim"), text)
-    for key, values in both_masked.values.items():
-        assert np.allclose(values, trimmed.values[key], atol=1e-3, equal_nan=True), key
+    for sink in (0.0, 0.5):
+        both_masked = measure(model, window, Policy("mask:both", sink=sink), text)
+        trimmed = measure(model, window, Policy("trim", sink=sink), text)
+        for key, values in both_masked.values.items():
+            assert np.allclose(values, trimmed.values[key], atol=1e-3, equal_nan=True), key
 
 
 def test_openai_whisper_measures_the_same(model, upstream_model, heard):

@@ -25,6 +25,7 @@ from asrmask.model.whisper import Whisper
 POLICIES = [
     *("full", "full,positions=last", "mask:encoder", "mask:cross", "mask:both,margin=0.5"),
     *("trim", "trim,margin=1,positions=last", "virtual"),
+    *("trim,margin=1,sink=0.5", "mask:both,sink=0.5"),
 ]
 TOKENS = torch.tensor([[50257, 50362, 843, 1770, 13, 1757]])
 

@@ -1,5 +1,6 @@
 """The kernels in C: the same numbers as PyTorch's operations, row by row, with the same masks."""
 
+import copy
 from pathlib import Path
 from unittest.mock import patch
 
@@ -10,10 +11,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from asrmask import kernels, load_model
 from asrmask.audio.recording import Recording
-from asrmask.audio.spectrogram import Spectrogram
+from asrmask.audio.spectrogram import Features, Spectrogram
 from asrmask.kernels import PackedFeatures
 from asrmask.model import masks
-from asrmask.model.encoding import encode
+from asrmask.model.decoder import TextDecoder
+from asrmask.model.encoding import encode, encode_all
 from asrmask.model.int8 import Int8CrossAttention, Int8FeedForward, Int8Linear
 from asrmask.model.policy import Policy
 
@@ -35,6 +37,11 @@ def without(monkeypatch):
             return make()
 
     return build
+
+
+@pytest.fixture(scope="module")
+def quantized():
+    return load_model("tiny.en", compute_type="int8")
 
 
 @pytest.fixture(params=[1, 2])
@@ -196,6 +203,57 @@ def test_a_model_encodes_speech_as_without_the_kernels(sample, policy, without):
 
     got, expected = features(), without(features)
     assert (got - expected).norm() / expected.norm() < 0.02  # int8 itself is about 0.04 off
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("n_texts", [1, 3])
+def test_a_step_is_the_steps_of_all_layers(quantized, n_threads, n_texts):
+    """Near the modules called one by one, and the same for every copy of a text."""
+    generator = torch.Generator().manual_seed(0)
+    windows = [Features(torch.randn(80, n, generator=generator), n) for n in (40, 333, 333, 700)]
+    decoder = quantized.decoder
+    tokens = torch.randint(0, 50_000, (6, len(windows), 1), generator=generator)
+    encoded = encode_all(quantized, windows, Policy("virtual"))
+
+    def steps(forward, n_texts):
+        cache, found = decoder.cache(len(windows) * n_texts, 2), []
+        for some in tokens:
+            x, cache = forward(decoder, some.repeat_interleave(n_texts, 0), encoded, cache)
+            found.append(x)
+        return torch.stack(found)
+
+    got, spelled = (steps(one.forward, n_texts) for one in (type(decoder), TextDecoder))
+    assert (got - spelled).norm() / spelled.norm() < 0.02  # integers at a tie of rounding differ
+    for i in range(n_texts):
+        assert torch.equal(got[:, i::n_texts], steps(type(decoder).forward, 1))
+
+
+def test_a_copy_of_a_model_steps_with_its_own_weights(quantized):
+    window, tokens = Features(random(80, 200), 200), torch.tensor([[5]])
+    copied = copy.deepcopy(quantized)
+    for block in copied.decoder.blocks:
+        block.mlp[2].scale.zero_()
+
+    def step(model):
+        with torch.inference_mode():
+            encoded = encode_all(model, [window], Policy())
+            _, cache = model.decoder(tokens, encoded, model.decoder.cache(1, 2))
+            return model.decoder(tokens, encoded, cache)[0]
+
+    before = step(quantized)
+    assert not torch.allclose(step(copied), before)
+    assert torch.equal(step(quantized), before)
+
+
+def test_the_likeliest_tokens_are_pytorchs(n_threads):
+    logits = random(5, 51_865) * 3
+    logits[1, :51_000] = -torch.inf
+    logits[2, [7, 70]] = 100.0  # of equals, the first
+    tokens, logprobs = kernels.choose_tokens(logits)
+    best, expected = TextDecoder.best_tokens(logits)
+    assert tokens == best
+    assert tokens[2] == 7
+    assert logprobs == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_kernels_are_there_where_they_can_run():

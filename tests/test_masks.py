@@ -33,6 +33,12 @@ def test_padding_and_cross_show_the_first_positions_of_each_clip():
     assert torch.equal(masks.padding(torch.tensor([1, 3, 4]), 4), expected[:, None, None])
 
 
+def test_a_sink_is_shown_to_each_clip():
+    expected = torch.tensor([[1, 0, 0, 0, 1, 1], [1, 1, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()
+    assert torch.equal(masks.padding([1, 3, 5], 6, sink=2), expected[:, None, None])
+    assert torch.equal(masks.padding([1, 3, 5], 6, sink=0), masks.padding([1, 3, 5], 6))
+
+
 @pytest.mark.parametrize("lengths", [[0, 1501], [-1], [1501], []])
 def test_lengths_out_of_range_are_refused_by_name(lengths):
     with pytest.raises(OptionError, match=r"lengths must be in 1\.\.1500, got"):

@@ -12,7 +12,9 @@ from asrmask.model.policy import Policy
 from asrmask.transcription.settings import Settings
 
 
-@pytest.mark.parametrize("text", ["virtual", "trim,margin=2", "mask:encoder", "full"])
+@pytest.mark.parametrize(
+    "text", ["virtual", "trim,margin=2", "trim,margin=1.28,sink=0.5", "mask:encoder", "full"]
+)
 def test_the_window_loop_records_what_became_of_the_padding(model, sample, text):
     result = transcribe(model, str(sample), padding=text)
     use = result.padding
@@ -112,6 +114,14 @@ def test_masks_are_shown_and_drawn(sample, tmp_path, capsys):
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_masks_tell_of_a_sink(sample, tmp_path, capsys):
+    arguments = ["masks", str(sample), "--png", str(tmp_path / "masks.png")]
+    assert main([*arguments, "--padding", "trim,margin=1.28,sink=0.5"]) == 0
+    out = capsys.readouterr().out
+    assert "visible   419 with the margin of 1.28 s, and the last 0.5 s of the window" in out
+    assert "padding   1.78 s computed, 21.12 s avoided" in out
+
+
 def test_masks_need_a_folder_for_the_picture(sample, tmp_path, capsys):
     assert main(["masks", str(sample), "--png", str(tmp_path / "no" / "such.png")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -133,6 +143,19 @@ def test_four_tokens_print_as_the_textbook_matrix():
     assert not encoder.cells[:, 300:].any()
 
 
+def test_a_sink_is_drawn_at_the_windows_end():
+    from asrmask.inspection.mask_pictures import ABSENT, HIDDEN, VISIBLE, pictures
+    from asrmask.model.encoding import plan
+
+    for kind, between in (("trim", ABSENT), ("mask:both", HIDDEN)):
+        encoder, _, cross = pictures(plan(Policy(kind, sink=0.5), [300]), ["a"])
+        for row in (encoder.cells[0], encoder.cells[-1], cross.cells[0]):
+            assert (row[:300] == VISIBLE).all()
+            assert (row[300:1475] == between).all()
+            assert (row[1475:] == VISIBLE).all()
+        assert (encoder.cells[300:1475, :300] == (ABSENT if kind == "trim" else VISIBLE)).all()
+
+
 def test_operations_of_full_are_those_of_the_shapes(model):
     from asrmask.model.cost import encoder_operations, token_operations
     from asrmask.model.encoding import plan
@@ -144,5 +167,8 @@ def test_operations_of_full_are_those_of_the_shapes(model):
     trim = plan(Policy("trim"), [300])
     assert encoder_operations(model.dims, trim) < encoder_operations(model.dims, full) / 5
     assert token_operations(model.dims, full) == 5 * token_operations(model.dims, trim)
+    sink = plan(Policy("trim", sink=0.5), [275])
+    assert encoder_operations(model.dims, sink) == encoder_operations(model.dims, trim)
+    assert token_operations(model.dims, sink) == token_operations(model.dims, trim)
     virtual = plan(Policy("virtual"), [300])
     assert encoder_operations(model.dims, trim) < encoder_operations(model.dims, virtual)

@@ -24,7 +24,9 @@ def policies(draw):
     margin = 0.0 if kind == "full" else draw(st.floats(0, 30))
     if kind == "virtual":
         return Policy(kind, margin)
-    return Policy(kind, margin, draw(fills), draw(st.sampled_from(["first", "last"])))
+    positions = draw(st.sampled_from(["first", "last"]))
+    sink = 0.0 if kind == "full" or positions == "last" else draw(st.floats(0, 30))
+    return Policy(kind, margin, draw(fills), positions, sink)
 
 
 def test_examples_in_the_docstrings():
@@ -44,6 +46,9 @@ def test_the_text_form_is_read_back(one):
         ("trim, margin=1.280, positions=last", "trim,margin=1.28,positions=last"),
         ("virtual,margin=0.64", "virtual"),
         ("virtual,margin=0", "virtual,margin=0"),
+        ("trim,sink=0.50,margin=1.28", "trim,margin=1.28,sink=0.5"),
+        ("mask:cross,sink=1.0,fill=silence", "mask:cross,fill=silence,sink=1"),
+        ("virtual,sink=0", "virtual"),
         ("full,fill=noise:-40", "full,fill=noise:-40"),
     ],
 )
@@ -73,6 +78,11 @@ def test_the_default_is_upstream():
         ("full,margin=1", "margin is for mask:encoder, mask:cross, mask:both, trim, virtual"),
         ("virtual,fill=silence", "virtual padding must be fill=zero,positions=first"),
         ("virtual,positions=last", "virtual padding must be fill=zero,positions=first"),
+        ("trim,sink=31", r"sink must be 0\.\.30 seconds, got 31"),
+        ("trim,sink=much", r"sink must be 0\.\.30 seconds, got 'much'"),
+        ("full,sink=1", "sink is for mask:encoder, mask:cross, mask:both, trim with positions=fir"),
+        ("virtual,sink=1", r"positions=first, got sink=1\.0 with virtual,positions=first"),
+        ("trim,sink=1,positions=last", r"got sink=1\.0 with trim,positions=last"),
     ],
 )
 def test_a_bad_value_gets_one_line_that_lists_what_is_allowed(text, told):
@@ -98,6 +108,8 @@ def test_visible_positions():
     assert Policy("trim", 0.16).visible(300) == 308
     assert Policy("trim", 30).visible(300) == N_POSITIONS
     assert [Policy("virtual", 0.0).visible(n) for n in (300, 320, 1490)] == [320, 320, N_POSITIONS]
+    assert Policy("trim", sink=0.5).visible(300) == 300  # those behind the margin do not count
+    assert Policy("trim", sink=0.5).sink_positions == 25
     assert Policy("trim").visible(0) == 1  # a window of nothing but padding shows some of it
 
 
@@ -105,4 +117,7 @@ def test_seconds_of_padding():
     assert Policy().padding_s(500) == (20.0, 0.0)
     assert Policy("mask:both").padding_s(500) == (20.0, 0.0)  # hidden, but computed
     assert Policy("trim", 1.0).padding_s(500) == (1.0, 19.0)
+    assert Policy("trim", 1.0, sink=0.5).padding_s(500) == (1.5, 18.5)
+    assert Policy("trim", 1.0, sink=20).padding_s(500) == (20.0, 0.0)  # they meet
+    assert Policy("mask:both", sink=0.5).padding_s(500) == (20.0, 0.0)
     assert Policy("virtual").padding_s(1500) == (0.0, 0.0)

@@ -3,13 +3,16 @@
 import io
 import struct
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
 import torch
+from conftest import WEIGHTS
 
 from asrmask import extras, systems
-from asrmask.checkpoints import ctranslate2, ggml, huggingface_tokenizer, read
+from asrmask.audio.spectrogram import log_mel_spectrogram, pad_or_trim
+from asrmask.checkpoints import ctranslate2, ggml, huggingface_tokenizer, load_model, read
 from asrmask.errors import MissingPackageError, OptionError
 from asrmask.evaluation.score import errors
 from asrmask.systems import DecodingSettings, Named, Timer
@@ -98,6 +101,15 @@ def test_a_ctranslate2_folder_gives_the_same_weights_back(tmp_path):
         assert torch.equal(again.weights[name].float(), weight.float()), name
 
 
+def test_weights_without_alignment_heads_have_the_default_ones_in_ctranslate2(tmp_path):
+    """Without any, faster-whisper raises an error where words are timed."""
+    pytest.importorskip("tokenizers", reason="tokenizers comes with faster-whisper")
+    _, checkpoint = read("tiny.en")
+    ctranslate2.write(tmp_path / "folder", replace(checkpoint, alignment_heads=None))
+    heads = ctranslate2.read(tmp_path / "folder").alignment_heads
+    assert heads == checkpoint.dims.default_alignment_heads
+
+
 def test_a_tokenizer_file_gives_the_same_tokens(tmp_path):
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers comes with faster-whisper")
     for multilingual in (False, True):
@@ -153,6 +165,32 @@ def test_every_system_hears_the_same_speech(text, samples, sample, tmp_path):
     assert times == sorted(times)
     assert all(type(time) is float for time in times)
     assert system.transcribe_all([sample], DecodingSettings(language="en")) == [heard]
+
+
+@pytest.mark.parametrize("name", ["tiny.en", "tiny", "base.en"])
+def test_whisper_cpp_and_asrmask_hear_the_same_with_one_ggml_file(name, samples, tmp_path):
+    """Greedy, no fallback, no timestamps."""
+    pytest.importorskip("pywhispercpp", reason="pywhispercpp is not installed")
+    from pywhispercpp.model import Model
+    from pywhispercpp.utils import redirect_stderr
+
+    path = WEIGHTS / name / f"ggml-{name}.bin"
+    if name == "tiny.en":
+        path = systems.prepare(Named("whisper.cpp", {}), name, tmp_path)
+    elif not path.is_file():
+        pytest.skip(f"no weights at {path}: scripts/weights {name} fetches them")
+    ours = load_model(str(path), device="cpu")
+    with redirect_stderr(to=None):
+        theirs = Model(str(path), params_sampling_strategy=0, n_threads=1, print_progress=False)
+    for sample in list(samples)[:3]:
+        audio = systems.load_audio(sample)
+        with redirect_stderr(to=None):
+            segments = theirs.transcribe(
+                audio, language="en", temperature_inc=0.0, no_timestamps=True, suppress_nst=True
+            )
+        mel = log_mel_spectrogram(pad_or_trim(audio))  # whisper.cpp, too, pads the samples
+        result = ours.decode(mel, language="en", without_timestamps=True)
+        assert result.text.strip() == "".join(s.text for s in segments).strip()
 
 
 # ------------------------------------------------------------------ parts

@@ -1,8 +1,8 @@
 """The spec of an ablation: its cells (conditions) and its primary comparison.
 
 A spec is a TOML file; docs/ablation.md shows one. A *grid* stands for all combinations of its
-lists, without those that have no meaning (a margin of `full`, virtual padding that is not zero).
-The 2 × 2 of encoder and cross mask, `trim` and the controls are in every ablation.
+lists, without those that have no meaning (a margin or sink of `full`, virtual padding that is not
+zero). The 2 × 2 of encoder and cross mask, `trim` and the controls are in every ablation.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from asrmask.model.policy import KINDS, Policy
 CONTROLS = ("random", "all-valid")  # masks in place of the policy's own
 BASIC = ("full", "mask:encoder", "mask:cross", "mask:both", "trim")  # in every ablation
 MOST_TRAILING_S = 25.0
+NUMBERS = ("margins", "sinks")  # lists of a grid that hold numbers
 
 
 @dataclass(frozen=True)
@@ -139,22 +140,26 @@ class Grid:
     positions: tuple[str, ...] = ("first",)
     decoding: tuple[str, ...] = ("greedy",)
     trailing: tuple[str, ...] = ("none",)
+    sinks: tuple[float, ...] = (0.0,)
 
     def cells(self, model: str) -> list[Cell]:
         cells = []
-        for kind, margin, fill, positions, decoding, trailing in product(
+        for kind, margin, fill, positions, decoding, trailing, sink in product(
             self.policies,
             self.margins or (None,),
             self.fills,
             self.positions,
             map(Decoding.parse, self.decoding),
             map(Trailing.parse, self.trailing),
+            self.sinks,
         ):
             if kind not in KINDS:
                 raise OptionError(f"policies must be of {', '.join(KINDS)}, got {kind!r}")
             if kind == "virtual" and (fill, positions) != ("zero", "first"):
                 continue
-            policy = Policy(kind, None if kind == "full" else margin, fill, positions)
+            if sink and (kind in {"full", "virtual"} or positions == "last"):
+                continue
+            policy = Policy(kind, None if kind == "full" else margin, fill, positions, sink)
             cells.append(Cell(model, policy, decoding, trailing))
         return cells
 
@@ -300,8 +305,8 @@ def _validated(kind: type, table: Mapping[str, Any], name: str) -> dict[str, Any
 def _validated_list(key: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
         raise OptionError(f"{key} must be a list, got {brief(value)}")
-    allowed = (int, float) if key == "margins" else (str, Grid)
+    allowed = (int, float) if key in NUMBERS else (str, Grid)
     if bad := [x for x in value if not isinstance(x, allowed) or isinstance(x, bool)]:
-        wanted = "numbers" if key == "margins" else "strings"
+        wanted = "numbers" if key in NUMBERS else "strings"
         raise OptionError(f"{key} must be a list of {wanted}, got {brief(bad[0])} in it")
-    return tuple(map(float, value)) if key == "margins" else tuple(value)
+    return tuple(map(float, value)) if key in NUMBERS else tuple(value)

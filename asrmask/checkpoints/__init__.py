@@ -33,7 +33,8 @@ def load_model(
     """Load a model by official name, or from a file or folder of weights.
 
     name:          an official name (available_models()), an OpenAI .pt or a whisper.cpp .bin
-                   file, or a folder with CTranslate2's model.bin or the hub's model.safetensors
+                   file, or a folder with CTranslate2's model.bin, the hub's model.safetensors,
+                   or ONNX files of optimum or transformers.js
     device:        default: the first GPU, else the CPU
     download_root: folder for official files; default: openai-whisper's cache folder
     in_memory:     ignored, for compatibility with openai-whisper: weights are always in memory
@@ -125,7 +126,7 @@ def read(name: str, download_root: str | None = None) -> "tuple[Path, Checkpoint
 
 
 def _read(path: Path) -> "Checkpoint":
-    from asrmask.checkpoints import ctranslate2, ggml, hub, openai
+    from asrmask.checkpoints import ctranslate2, ggml, hub, onnx, openai
     from asrmask.checkpoints.checkpoint import check, reading
 
     if path.is_file():
@@ -133,11 +134,11 @@ def _read(path: Path) -> "Checkpoint":
     elif (path / "model.bin").exists():
         checkpoint = ctranslate2.read(path)
     elif (path / "config.json").exists():
-        checkpoint = hub.read(path)
+        checkpoint = onnx.read(path) if onnx.is_onnx(path) else hub.read(path)
     else:
         raise CheckpointError(
             f"{path}: expected a folder with model.bin (CTranslate2) or config.json and "
-            f"model.safetensors (the hub), got neither"
+            f"model.safetensors or ONNX files (the hub), got neither"
         )
     with reading(path, "the weights of a Whisper model"):
         check(checkpoint)

@@ -189,8 +189,9 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     tokenizer = get_tokenizer(dims.is_multilingual, num_languages=dims.num_languages)
     vocabulary = tokenizer.vocabulary
     folder.mkdir(parents=True, exist_ok=True)
+    heads = checkpoint.alignment_heads or dims.default_alignment_heads
     config = {
-        "alignment_heads": [list(pair) for pair in checkpoint.alignment_heads or []],
+        "alignment_heads": [list(pair) for pair in heads],  # if empty, CTranslate2 times no words
         "lang_ids": list(tokenizer.language_tokens.values()),
         "suppress_ids": list(tokenizer.non_speech_tokens),
         "suppress_ids_begin": [tokenizer.blank, tokenizer.eot],

@@ -45,11 +45,7 @@ RENAMED = [
 
 def read(folder: Path) -> Checkpoint:
     """Read a checkpoint from a hub folder."""
-    with reading(folder / "config.json", "JSON"):
-        config = json_object(folder / "config.json")
-        if (kind := config.get("model_type")) != "whisper":
-            raise CheckpointError(f"model_type must be whisper, got {brief(kind)}")
-        dims = ModelDimensions.of({ours: config[theirs] for ours, theirs in DIMENSIONS.items()})
+    dims = dimensions(folder)
     weights = {
         renamed(name): tensor
         for name, tensor in _tensors(folder).items()
@@ -57,6 +53,15 @@ def read(folder: Path) -> Checkpoint:
     }
     heads = read_alignment_heads(folder / "generation_config.json", dims)
     return Checkpoint(dims, weights, heads)
+
+
+def dimensions(folder: Path) -> ModelDimensions:
+    """Read the dimensions from a hub folder's config.json."""
+    with reading(folder / "config.json", "JSON"):
+        config = json_object(folder / "config.json")
+        if (kind := config.get("model_type")) != "whisper":
+            raise CheckpointError(f"model_type must be whisper, got {brief(kind)}")
+        return ModelDimensions.of({ours: config[theirs] for ours, theirs in DIMENSIONS.items()})
 
 
 def renamed(name: str) -> str:

@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"{name}: {end_s:.2f} s, window {n} of {n}: {start_s:.2f} … {end_s:.2f} s")
     print(f"padding   {policy}")
     print(f"audio     {window.n_positions} of 1500 positions, {POSITIONS_PER_SECOND} a second")
-    print(f"visible   {visible} with the margin of {policy.margin:g} s")
+    sink = f", and the last {policy.sink:g} s of the window" if policy.sink else ""
+    print(f"visible   {visible} with the margin of {policy.margin:g} s{sink}")
     print(f"padding   {computed_s:.2f} s computed, {avoided_s:.2f} s avoided")
     print(f"text      {len(result.tokens)} tokens: {result.text}")
     if result.fallback is not None:

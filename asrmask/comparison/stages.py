@@ -132,6 +132,7 @@ def compare(
     """
     forced = torch.tensor([tokens], device=model.device)
     ours: dict[str, Tensor] = {}
+    # of several outputs of a module the last: those before are of a bank or of a sink
     with hook_outputs(model, lambda name, x: ours.update({name: x.clone()})):
         encoded = encode(model, [window], policy)
         x, _ = model.decoder(forced, encoded, model.decoder.cache(*forced.shape))

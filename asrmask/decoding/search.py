@@ -5,7 +5,7 @@ finished clips from the batch. Clips are independent: a batch gives the same tex
 decoded one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -15,6 +15,7 @@ from torch.distributions import Categorical
 
 from asrmask.decoding.filters import Filter
 from asrmask.model.cross_attention import CrossAttentionCache
+from asrmask.model.decoder import TextDecoder
 from asrmask.model.whisper import Whisper
 
 USUAL_TOKENS = 30  # initial capacity of the cache, beyond the prompt
@@ -42,11 +43,15 @@ class SearchState:
 
 @dataclass(frozen=True)
 class Greedy:
-    """Choose the likeliest token, or sample above temperature 0, for n independent texts."""
+    """Choose the likeliest token, or sample above temperature 0, for n independent texts.
+
+    best_tokens: the likeliest token of each row of logits, and its log-probability
+    """
 
     eot: int
     temperature: float = 0.0
     n_texts: int = 1
+    best_tokens: Callable[[Tensor], tuple[list[int], list[float]]] = TextDecoder.best_tokens
 
     def choose(self, clips: Sequence[SearchState], logits: Tensor) -> list[list[int]]:
         """Extend the texts of each clip by one token. Clips that are done stay unchanged.
@@ -62,14 +67,14 @@ class Greedy:
                 clip.sums = [0.0] * self.n_texts
             logits = logits.repeat_interleave(self.n_texts, dim=0)
         if self.temperature < MIN_TEMPERATURE:
-            chosen_logits, chosen = logits.max(dim=-1)
+            tokens, logprobs = self.best_tokens(logits)
         else:
             # sample for ended texts too: consumes random numbers exactly as upstream
             scaled = logits / self.temperature
             chosen = Categorical(logits=scaled, validate_args=False).sample()
             chosen_logits = logits.gather(1, chosen[:, None])[:, 0]
-        logprobs = chosen_logits - logits.logsumexp(dim=-1)
-        pairs = zip(chosen.tolist(), logprobs.tolist(), strict=True)
+            tokens, logprobs = chosen.tolist(), (chosen_logits - logits.logsumexp(dim=-1)).tolist()
+        pairs = zip(tokens, logprobs, strict=True)
         for clip in clips:
             for i, (token, logprob) in enumerate(islice(pairs, len(clip.texts))):
                 if clip.done:

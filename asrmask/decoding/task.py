@@ -168,7 +168,7 @@ def decode_encoded(
         model,
         encoded,
         prompts,
-        _strategy(options, tokenizer.eot),
+        _strategy(model, options, tokenizer.eot),
         token_filters(model, tokenizer, options, first, len(prefix)),
         n_prefix=len(prefix),
         max_tokens=options.sample_len or model.dims.n_text_ctx // 2,
@@ -264,7 +264,8 @@ def _last_start(tokens: list[int], begin: int) -> float | None:
     return starts[-1] / POSITIONS_PER_SECOND if starts else None
 
 
-def _strategy(options: DecodingOptions, eot: int) -> Strategy:
+def _strategy(model: Whisper, options: DecodingOptions, eot: int) -> Strategy:
     if options.beam_size is not None:
         return Beam(eot, options.beam_size, options.patience or 1.0)
-    return Greedy(eot, options.temperature, options.best_of or 1)
+    n_texts = options.best_of or 1
+    return Greedy(eot, options.temperature, n_texts, best_tokens=model.decoder.best_tokens)

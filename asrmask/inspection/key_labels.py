@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from asrmask.audio.constants import POSITIONS_PER_SECOND
+from asrmask.audio.constants import N_POSITIONS, POSITIONS_PER_SECOND
 from asrmask.audio.recording import Recording
 from asrmask.audio.vad import VadOptions, speech_spans
 from asrmask.errors import OptionError
@@ -54,17 +54,20 @@ class KeyLabels:
         first: int = 0,
         mask: Tensor | None = None,
         speech: Spans | None = None,
+        sink: int = 0,
     ) -> "KeyLabels":
         """Label the keys of a clip with n_positions of audio.
 
         first: index of the first audio key
         mask:  (1, 1, 1, K) as given to `attend`: bool, or the log of each key's positions
+        sink:  how many of the last keys are the window's last positions
         """
         if n_positions < 1 or first < 0 or first + n_positions > n_keys:
             raise OptionError(
                 f"audio must be 1 position or more of {n_keys} keys, got {n_positions} from {first}"
             )
         starts = torch.arange(-first, n_keys - first)[None]
+        starts[:, n_keys - sink :] += N_POSITIONS - n_keys
         audio = (starts >= 0) & (starts < n_positions)
         last_second = audio & (starts >= n_positions - POSITIONS_PER_SECOND)
         is_speech = None
@@ -82,14 +85,14 @@ class KeyLabels:
 
 def encoder_key_labels(plan: Plan, n_positions: int, speech: Spans | None = None) -> KeyLabels:
     """Label the keys of the encoder's self-attention for one clip under a plan."""
-    first, end = plan.positions
     mask = plan.encoder_mask
     return KeyLabels.of(
         n_positions,
-        end - first if mask is None else mask.shape[-1],
-        first=0 if plan.first is None else int(plan.first) - first,
+        plan.n_computed if mask is None else mask.shape[-1],
+        first=0 if plan.first is None else int(plan.first) - plan.positions[0],
         mask=mask,
         speech=speech,
+        sink=plan.sink,
     )
 
 
@@ -108,7 +111,9 @@ def cross_key_labels(
     if mask is not None and mask.dtype == torch.bool:
         mask = pad(mask, (n_before, n_after), value=False)
     n = n_before + n_keys + n_after
-    labels = KeyLabels.of(n_positions, n, first=first + n_before, mask=mask, speech=speech)
+    labels = KeyLabels.of(
+        n_positions, n, first=first + n_before, mask=mask, speech=speech, sink=encoded.sink
+    )
     cut: dict[str, Any] = {
         name: None if tensor is None else tensor[:, n_before : n_before + n_keys]
         for name, tensor in vars(labels).items()

@@ -36,10 +36,10 @@ class Picture(NamedTuple):
 
 def pictures(plan: Plan, tokens: Sequence[str]) -> list[Picture]:
     """Return the masks of the first clip of a plan: encoder, decoder and cross-attention."""
-    first, end = plan.positions
     n = len(tokens)
     encoder = np.tile(_key_row(plan, plan.encoder_mask), (N_POSITIONS, 1))
-    encoder[:first] = encoder[end:] = ABSENT  # queries that are not computed
+    absent = np.setdiff1d(np.arange(N_POSITIONS), _computed(plan))
+    encoder[absent] = ABSENT  # as queries
     cross = np.tile(_key_row(plan, plan.cross_mask), (n, 1))
     causal = masks.causal(n, n)[0, 0].int().numpy()
     return [
@@ -49,14 +49,18 @@ def pictures(plan: Plan, tokens: Sequence[str]) -> list[Picture]:
     ]
 
 
+def _computed(plan: Plan) -> np.ndarray:
+    """The positions that the encoder computes."""
+    return np.r_[slice(*plan.positions), N_POSITIONS - plan.sink : N_POSITIONS]
+
+
 def _key_row(plan: Plan, mask: Tensor | None) -> np.ndarray:
     """How the queries of the first clip see each position, (N_POSITIONS,)."""
-    first, end = plan.positions
     row = np.full(N_POSITIONS, ABSENT)
-    row[first:end] = VISIBLE
+    row[_computed(plan)] = VISIBLE
     if mask is not None:
-        visible = mask[0, 0, 0, : end - first]
-        row[first:end] = visible > -np.inf if visible.is_floating_point() else visible
+        visible = mask[0, 0, 0, : plan.n_computed]
+        row[_computed(plan)] = visible > -np.inf if visible.is_floating_point() else visible
     if plan.virtual is not None:
         row[plan.virtual.n_own :] = AVERAGED
     return row

@@ -21,7 +21,8 @@ together form a name, such as "decoder.2.cross.weights":
 The keys, labelled by `key_labels.KeyLabels`, are the window's 1500 positions, except:
 - `trim`: only the positions that are computed
 - cross-attention: without the keys at both ends that are hidden from all clips
-  (`CrossAttentionCache.origin` is the position of the first key)
+  (`CrossAttentionCache.origin` is the position of the first key, and `sink` the number of keys at
+  the end that are the window's last positions)
 - `virtual`: the clip's own keys, then averages that represent several positions each. The score
   includes the log of their number, so the weight is the mass of all of them
 """

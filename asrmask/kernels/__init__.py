@@ -7,6 +7,7 @@ the batch and however many threads there are.
 """
 
 import ctypes
+import math
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 LIBRARY = Path(__file__).with_name("kernels.so")
 BLOCK = 64  # outputs, or keys, that are packed together
 HEAD_WIDTH = 64  # of every Whisper model
+MAX_FRAME = 4095  # as in embedding.c
 NORMALIZE, GELU, ROTATE = 1, 2, 4  # as in linear.c
 OFFSET = 128  # packed integers are unsigned: so much larger
 FEW_ROWS = 64  # as in linear.c
@@ -37,6 +39,15 @@ _ARGUMENTS = {
         *([_POINTER] * 3 + [_INT] * 2 + [ctypes.c_float, _POINTER] + [_INT] * 2),
         *([_POINTER] * 3 + [_INT]),
     ],
+    "asrmask_decoder_step": [
+        *(_POINTER, _INT, _INT, ctypes.c_float, _POINTER),
+        *([_INT] * 4 + [_POINTER] * 2 + [_INT]),
+    ],
+    "asrmask_embed": [
+        *([_POINTER] * 9 + [_POINTER, _LONG, _INT, _INT]),
+        *([_POINTER] * 3 + [_INT]),
+    ],
+    "asrmask_choose_tokens": [_POINTER, _INT, _LONG, _POINTER, _POINTER, _INT],
 }
 
 
@@ -52,6 +63,8 @@ def _library() -> ctypes.CDLL | None:
     if not library.asrmask_supported():
         return None
     library.asrmask_use_openmp(ctypes.cast(parallel, _POINTER))
+    library.asrmask_embedding_memory.argtypes = [_LONG, _INT, _INT]
+    library.asrmask_embedding_memory.restype = _LONG
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
@@ -259,3 +272,87 @@ def cross_attention(
         *(q.data_ptr(), (_LONG * 3)(*strides[:3]), out.data_ptr(), torch.get_num_threads()),
     )
     return out.transpose(1, 2)
+
+
+def decoder_step(
+    x: Tensor,
+    weights: "Sequence[Sequence[int]]",
+    features: "Sequence[PackedFeatures]",
+    cache: "Sequence[tuple[Tensor, Tensor]]",
+    length: int,
+    step: float,
+) -> Tensor:
+    """One token of every text through all layers: (B·G, 1, D) → (B·G, 1, D), in place.
+
+    weights:  of each layer, the addresses that `Layer` in decoder.c begins with
+    features: of B clips
+    cache:    of each layer, keys and values of the text, (B·G, H, capacity, d); they are extended
+    length:   of the texts in the cache
+    step:     what 1 in the features stands for
+    """
+    clips = [address for group in features for address in group.clips()]
+    n_clips = len(clips) // 4
+    layers = [
+        address
+        for layer, (keys, values) in zip(weights, cache, strict=True)
+        for address in (*layer, keys.data_ptr(), values.data_ptr())
+    ]
+    n_texts, n_head, capacity, _ = cache[0][0].shape
+    memory = x.new_empty(9 * x.numel())
+    library = _library()
+    assert library is not None
+    library.asrmask_decoder_step(
+        *((_LONG * len(layers))(*layers), len(weights), n_head, step),
+        *((_LONG * len(clips))(*clips), n_clips, n_texts // n_clips, capacity, length),
+        *(x.data_ptr(), memory.data_ptr(), torch.get_num_threads()),
+    )
+    return x
+
+
+def choose_tokens(logits: Tensor) -> tuple[list[int], list[float]]:
+    """The likeliest token of each row (R, n_vocab), and the logarithm of its probability."""
+    logits = logits.contiguous()
+    tokens = torch.zeros(len(logits), dtype=torch.int64)
+    sums = logits.new_empty(len(logits))
+    library = _library()
+    assert library is not None
+    library.asrmask_choose_tokens(
+        *(logits.data_ptr(), *logits.shape, tokens.data_ptr(), sums.data_ptr()),
+        torch.get_num_threads(),
+    )
+    return tokens.tolist(), [-math.log(x) for x in sums.tolist()]
+
+
+def pack_taps(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A convolution's weight (N, K, taps) as `embed` reads it, (taps, N / 64, K / 2, 64, 2) int16.
+
+    Also returns the scale of each of N. N must be a multiple of 64, and K one of 16.
+    """
+    n, k, _ = weight.shape
+    most = min((2**31 - 1) // (MAX_FRAME * k), MAX_FRAME)  # sums of K products fit 32 bits
+    scale = weight.abs().amax(dim=(1, 2)).clamp(min=1e-30) / most
+    integers = (weight / scale[:, None, None]).round().to(torch.int16)
+    pairs = integers.permute(2, 0, 1).unflatten(1, (n // BLOCK, BLOCK)).unflatten(-1, (k // 2, 2))
+    return pairs.transpose(2, 3).contiguous(), scale
+
+
+def embed(frames: Tensor, weights: "Sequence[Tensor]", positions: Tensor) -> Tensor:
+    """The encoder's input: two convolutions with GELU, rotated, and the position codes added.
+
+    frames:    (N, n_mels)
+    weights:   weight, scale and bias of each convolution, and of the rotation (a bias of zeros)
+    positions: (⌈N / 2⌉, D)
+    returns (⌈N / 2⌉, D)
+    """
+    frames, positions = frames.contiguous(), positions.contiguous()
+    (n_frames, n_mels), n = frames.shape, positions.shape[1]
+    library = _library()
+    assert library is not None
+    n_bytes = library.asrmask_embedding_memory(n_frames, n_mels, n)
+    memory, out = torch.empty(n_bytes, dtype=torch.uint8), torch.empty_like(positions)
+    library.asrmask_embed(
+        *(tensor.data_ptr() for tensor in weights),
+        *(frames.data_ptr(), n_frames, n_mels, n, positions.data_ptr()),
+        *(out.data_ptr(), memory.data_ptr(), torch.get_num_threads()),
+    )
+    return out

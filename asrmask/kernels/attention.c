@@ -4,14 +4,14 @@
    queries and all keys, then their softmax, then the sums of values. A query's result depends on
    no other query. */
 
-#include "int8.h"
+#include "layers.h"
 
-#define WIDTH 64   /* channels of a head */
 #define BLOCK 64   /* keys that share a scale */
 #define PAIRS 32   /* of channels, or of keys of a block */
 #define MAX_KEY 4095.0f    /* 64 products of two such numbers fit 32 bits */
 #define MAX_VALUE 2047.0f  /* and 64 of this and MAX_WEIGHT */
 #define MAX_WEIGHT 16383.0f
+#define LOG2_E 1.44269504f /* scores are logarithms to base 2 */
 
 typedef struct {
     int64_t batch, head, row; /* in floats */
@@ -91,7 +91,7 @@ static void pack_head(const Attention *job, int64_t clip, int head, PackedHead *
     }
     for (int i = 0; i < packed->n_blocks * BLOCK; i++)
         packed->bias[i] = i >= job->n_keys ? -__builtin_inff()
-                          : job->bias      ? job->bias[clip * job->bias_stride + i]
+                          : job->bias      ? LOG2_E * job->bias[clip * job->bias_stride + i]
                                            : 0.0f;
 }
 
@@ -172,13 +172,26 @@ INLINE void value_tile(int n_rows, const PackedHead *head, Tile *tile) {
     }
 }
 
-/* e to the power of scores, as integers up to MAX_WEIGHT; returns their sum. */
+/* MAX_WEIGHT times 2 to the x, for x <= 0: off by 6e-6 of itself, a tenth of a unit. */
+INLINE __m512 weight_of(__m512 x) {
+    x = _mm512_max_ps(x, _mm512_set1_ps(-126.0f));
+    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_sub_ps(x, n);
+    __m512 p = _mm512_set1_ps(MAX_WEIGHT * 0.00959024f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(MAX_WEIGHT * 0.05587031f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(MAX_WEIGHT * 0.24023678f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(MAX_WEIGHT * 0.69312804f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(MAX_WEIGHT));
+    return _mm512_scalef_ps(p, n);
+}
+
+/* 2 to the power of scores, as integers up to MAX_WEIGHT; returns their sum. */
 INLINE float soften(const float *scores, int n_keys, float largest, int16_t *weights) {
-    __m512 most = _mm512_set1_ps(largest), factor = _mm512_set1_ps(MAX_WEIGHT);
+    __m512 most = _mm512_set1_ps(largest);
     __m512i sum = _mm512_setzero_si512();
     for (int i = 0; i < n_keys; i += LANES) {
-        __m512 x = exponential(_mm512_sub_ps(_mm512_loadu_ps(scores + i), most));
-        __m512i n = _mm512_cvtps_epi32(_mm512_mul_ps(x, factor));
+        __m512 x = weight_of(_mm512_sub_ps(_mm512_loadu_ps(scores + i), most));
+        __m512i n = _mm512_cvtps_epi32(x);
         sum = _mm512_add_epi32(sum, n);
         _mm256_storeu_si256((__m256i *)(weights + i), _mm512_cvtepi32_epi16(n));
     }
@@ -195,7 +208,7 @@ INLINE void attend_tile(int n_rows, const Attention *job, const PackedHead *head
         for (int c = 0; c < WIDTH; c += LANES)
             _mm256_storeu_si256((__m256i *)(tile->queries[r] + c),
                                 as_int16(row + c, _mm512_set1_ps(1.0f / scale)));
-        tile->scale[r] = scale * 0.125f; /* 1 / sqrt(64) */
+        tile->scale[r] = scale * 0.125f * LOG2_E; /* 0.125 is 1 / sqrt(64) */
         largest[r] = _mm512_set1_ps(-__builtin_inff());
     }
     score_tile(n_rows, head, tile, largest);

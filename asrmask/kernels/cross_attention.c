@@ -4,32 +4,20 @@
    output is V (sum of w f). The features are int8, queries and softmax weights two int8 digits,
    the projections of heads 16-bit floats. A text's result depends on no other text. */
 
-#include "int8.h"
+#include "layers.h"
 
-#define WIDTH 64
 #define SOME_HEADS 3 /* together: two digits of each fill a tile */
 #define SOME_TEXTS TILE_ROWS /* at most, that read the projections of heads once */
 
 typedef struct {
-    const uint8_t *keys;   /* (n_keys / 64, n_state / 4, 64, 4), unsigned: OFFSET more */
-    const uint8_t *values; /* (n_state / 64, n_keys / 4, 64, 4), likewise */
-    const float *bias;     /* (n_keys), -infinity for those behind the last */
-    int64_t n_keys;        /* a multiple of 64 */
-} Clip;
-
-typedef struct {
-    const uint16_t *inward;  /* (n_heads, 64, n_state), float16 */
-    const uint16_t *outward; /* (n_heads, n_state, 64), float16 */
-    const float *outward_bias; /* (n_heads, 64) */
-    int n_heads, n_state;
-    float step; /* of the features */
+    const CrossWeights *weights;
     const Clip *clips;
     int n_queries; /* of each clip */
     int n_texts;   /* clips times queries */
     int size;      /* texts that one item is, up to SOME_TEXTS */
     const float *q;
-    int64_t clip_stride, head_stride, query_stride; /* of q, in floats */
-    float *out; /* (n_texts, n_heads, 64) */
+    const int64_t *strides;
+    float *out;
 } CrossAttention;
 
 INLINE __m512 half(const uint16_t *x) {
@@ -121,9 +109,10 @@ static void softmax(float *x, int n) {
 /* Some heads of some texts. A row is a head of a text; rows of a text stand together. */
 static void attend_texts(const void *context, int64_t item) {
     const CrossAttention *job = context;
-    int n_groups = (job->n_heads + SOME_HEADS - 1) / SOME_HEADS, n_state = job->n_state;
+    const CrossWeights *weights = job->weights;
+    int n_groups = (weights->n_heads + SOME_HEADS - 1) / SOME_HEADS, n_state = weights->n_state;
     int head = (int)(item % n_groups) * SOME_HEADS, text = (int)(item / n_groups) * job->size;
-    int n_heads = job->n_heads - head < SOME_HEADS ? job->n_heads - head : SOME_HEADS;
+    int n_heads = weights->n_heads - head < SOME_HEADS ? weights->n_heads - head : SOME_HEADS;
     int n_texts = job->n_texts - text < job->size ? job->n_texts - text : job->size;
     int n_rows = n_heads * n_texts;
     int64_t n_keys = 0;
@@ -145,11 +134,11 @@ static void attend_texts(const void *context, int64_t item) {
     for (int h = 0; h < n_heads; h++) {
         for (int i = 0; i < n_texts; i++) {
             int clip = (text + i) / job->n_queries, query = (text + i) % job->n_queries;
-            from[i] = job->q + clip * job->clip_stride + query * job->query_stride +
-                      (head + h) * job->head_stride;
+            from[i] = job->q + clip * job->strides[0] + (head + h) * job->strides[1] +
+                      query * job->strides[2];
             to[i] = wide + (size_t)(i * n_heads + h) * n_state;
         }
-        const uint16_t *inward = job->inward + (size_t)(head + h) * WIDTH * n_state;
+        const uint16_t *inward = weights->inward + (size_t)(head + h) * WIDTH * n_state;
         project(from, n_texts, inward, WIDTH, n_state, to);
     }
     for (int i = 0, n; i < n_texts; i += n) { /* texts of one clip at a time */
@@ -161,42 +150,44 @@ static void attend_texts(const void *context, int64_t item) {
         int n_some = n * n_heads, k = (int)clip->n_keys;
         for (int r = 0; r < n_some; r++)
             quantize_row_twice(some + (size_t)r * n_state, n_state, rows, r);
-        multiply_digits(rows, n_some, n_state, clip->keys, k, job->step / __builtin_sqrtf((float)n_state), clip->bias,
+        multiply_digits(rows, n_some, n_state, clip->keys, k, weights->step / __builtin_sqrtf((float)n_state), clip->bias,
                         scores, k);
         for (int r = 0; r < n_some; r++) {
             softmax(scores + (size_t)r * k, k);
             quantize_row_twice(scores + (size_t)r * k, k, rows, r);
         }
-        multiply_digits(rows, n_some, k, clip->values, n_state, job->step, NULL, some, n_state);
+        multiply_digits(rows, n_some, k, clip->values, n_state, weights->step, NULL, some, n_state);
     }
     for (int h = 0; h < n_heads; h++) {
         for (int i = 0; i < n_texts; i++) {
             from[i] = wide + (size_t)(i * n_heads + h) * n_state;
-            to[i] = job->out + ((size_t)(text + i) * job->n_heads + head + h) * WIDTH;
+            to[i] = job->out + ((size_t)(text + i) * weights->n_heads + head + h) * WIDTH;
         }
-        const uint16_t *outward = job->outward + (size_t)(head + h) * WIDTH * n_state;
+        const uint16_t *outward = weights->outward + (size_t)(head + h) * WIDTH * n_state;
         project(from, n_texts, outward, n_state, WIDTH, to);
         for (int i = 0; i < n_texts; i++)
             for (int c = 0; c < WIDTH; c += LANES) {
-                const float *bias = job->outward_bias + (head + h) * WIDTH + c;
+                const float *bias = weights->outward_bias + (head + h) * WIDTH + c;
                 _mm512_storeu_ps(to[i] + c,
                                  _mm512_add_ps(_mm512_loadu_ps(to[i] + c), _mm512_loadu_ps(bias)));
             }
     }
 }
 
-/* q: (n_clips, n_heads, n_queries, 64), with strides of clips, heads and queries;
-   out: (n_clips, n_queries, n_heads, 64) */
-void asrmask_cross_attention(const uint16_t *inward, const uint16_t *outward,
-                             const float *outward_bias, int n_heads, int n_state, float step,
-                             const Clip *clips, int n_clips, int n_queries, const float *q,
-                             const int64_t *strides, float *out, int n_threads) {
-    CrossAttention job = {inward, outward, outward_bias, n_heads, n_state, step, clips,
-                          n_queries, n_clips * n_queries, 1, q, strides[0], strides[1], strides[2],
-                          out};
-    int n_groups = (n_heads + SOME_HEADS - 1) / SOME_HEADS;
+void cross_attention(const CrossWeights *weights, const Clip *clips, int n_clips, int n_queries,
+                     const float *q, const int64_t *strides, float *out, int n_threads) {
+    CrossAttention job = {weights, clips, n_queries, n_clips * n_queries, 1, q, strides, out};
+    int n_groups = (weights->n_heads + SOME_HEADS - 1) / SOME_HEADS;
     job.size = n_groups * job.n_texts / (2 * n_threads); /* two items a thread, or more */
     job.size = job.size < 1 ? 1 : job.size > SOME_TEXTS ? SOME_TEXTS : job.size;
     int n_parts = (job.n_texts + job.size - 1) / job.size;
     run(n_threads, (int64_t)n_groups * n_parts, attend_texts, &job);
+}
+
+void asrmask_cross_attention(const uint16_t *inward, const uint16_t *outward,
+                             const float *outward_bias, int n_heads, int n_state, float step,
+                             const Clip *clips, int n_clips, int n_queries, const float *q,
+                             const int64_t *strides, float *out, int n_threads) {
+    CrossWeights weights = {inward, outward, outward_bias, n_heads, n_state, step};
+    cross_attention(&weights, clips, n_clips, n_queries, q, strides, out, n_threads);
 }

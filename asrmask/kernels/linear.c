@@ -4,18 +4,7 @@
    Activations are quantized row by row. Integer sums are exact, and all other arithmetic is done
    number by number, so that a row's result depends on no other row and on no number of threads. */
 
-#include "int8.h"
-
-enum { NORMALIZE = 1, GELU = 2, ROTATE = 4 }; /* as in __init__.py */
-
-#define FEW_ROWS 64 /* up to here each thread takes some of the outputs, beyond some of the rows */
-
-typedef struct {
-    const uint8_t *weight; /* (n / 64, k / 4, 64, 4), unsigned: OFFSET more; n padded with zeros */
-    const float *scale, *bias; /* (n), padded likewise */
-    int n, k;
-    int flags;
-} Matrix;
+#include "layers.h"
 
 /* One tile: rows (n_rows, k) times columns first … first + 63, into out (rows, n). */
 INLINE void finish_tile(int n_rows, const Matrix *m, Int8Rows rows, int row, int first, float *out,
@@ -143,13 +132,18 @@ static void linear_job(Linear *job, int n_threads) {
     }
 }
 
+void linear(const Matrix *m, const float *x, int64_t n_rows, float *out, const float *residual,
+            int n_threads) {
+    Linear job = {m, x, residual, out, n_rows, 0};
+    linear_job(&job, n_threads);
+}
+
 /* x (n_rows, k) to out (n_rows, n); residual: (n_rows, n), added, or NULL */
 void asrmask_linear(const uint8_t *weight, const float *scale, const float *bias, int n, int k,
                     int flags, const float *x, int64_t n_rows, float *out, const float *residual,
                     int n_threads) {
     Matrix m = {weight, scale, bias, n, k, flags};
-    Linear job = {&m, x, residual, out, n_rows, 0};
-    linear_job(&job, n_threads);
+    linear(&m, x, n_rows, out, residual, n_threads);
 }
 
 typedef struct {
@@ -178,20 +172,23 @@ static void feed_forward_rows(const void *context, int64_t item) {
         multiply(down, rows, n_rows, column, job->out + first * down->n, job->x + first * up->k);
 }
 
-/* out = x + down(gelu(up(normalize(x)))), all (n_rows, k); wide: (n_rows, n) where rows are few */
+void feed_forward(const Matrix *up, const Matrix *down, const float *x, int64_t n_rows, float *out,
+                  float *wide, int n_threads) {
+    if (n_rows <= FEW_ROWS) {
+        linear(up, x, n_rows, wide, NULL, n_threads);
+        linear(down, wide, n_rows, out, x, n_threads);
+    } else {
+        FeedForward job = {*up, *down, x, out, n_rows, 4 * TILE_ROWS};
+        run(n_threads, (n_rows + job.size - 1) / job.size, feed_forward_rows, &job);
+    }
+}
+
+/* x (n_rows, k) to out, the same; up: (n, k), down: (k, n); wide: (n_rows, n) if rows are few */
 void asrmask_feed_forward(const uint8_t *up_weight, const float *up_scale, const float *up_bias,
                           const uint8_t *down_weight, const float *down_scale,
                           const float *down_bias, int n, int k, const float *x, int64_t n_rows,
                           float *out, float *wide, int n_threads) {
-    FeedForward job = {{up_weight, up_scale, up_bias, n, k, NORMALIZE | GELU},
-                       {down_weight, down_scale, down_bias, k, n, ROTATE},
-                       x, out, n_rows, 4 * TILE_ROWS};
-    if (n_rows <= FEW_ROWS) {
-        Linear up = {&job.up, x, NULL, wide, n_rows, 0};
-        linear_job(&up, n_threads);
-        Linear down = {&job.down, wide, x, out, n_rows, 0};
-        linear_job(&down, n_threads);
-    } else {
-        run(n_threads, (n_rows + job.size - 1) / job.size, feed_forward_rows, &job);
-    }
+    Matrix up = {up_weight, up_scale, up_bias, n, k, NORMALIZE | GELU};
+    Matrix down = {down_weight, down_scale, down_bias, k, n, ROTATE};
+    feed_forward(&up, &down, x, n_rows, out, wide, n_threads);
 }

@@ -7,7 +7,7 @@ from asrmask.model.encoding import Plan
 def encoder_operations(dims: ModelDimensions, plan: Plan) -> int:
     """Operations to encode one window: convolutions, layers, keys and values for the decoder."""
     d = dims.n_audio_state
-    n = plan.positions[1] - plan.positions[0]
+    n = plan.n_computed
     convolutions = 2 * (2 * n * 3 * dims.n_mels * d) + 2 * n * 3 * d * d
     n_keys = n if plan.virtual is None else plan.virtual.mask.shape[-1]
     dense = 24 * n * d * d  # four projections and the feed-forward layers
@@ -24,7 +24,5 @@ def keys_values_operations(dims: ModelDimensions, plan: Plan) -> int:
 
 def token_operations(dims: ModelDimensions, plan: Plan) -> int:
     """Operations of cross-attention per decoded token, which grow with the audio's length."""
-    n_keys = plan.positions[1] - plan.positions[0]
-    if plan.virtual is not None:
-        n_keys = plan.virtual.cross_mask.shape[-1]
+    n_keys = plan.n_computed if plan.virtual is None else plan.virtual.cross_mask.shape[-1]
     return 4 * n_keys * dims.n_text_state * dims.n_text_layer

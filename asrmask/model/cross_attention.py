@@ -21,12 +21,15 @@ class CrossAttentionCache:
               keys that are hidden from all clips are left out
     first:    (B,) ints, the position of each clip's first audio; None: 0
     origin:   the position of the first key
+    sink:     how many of the last keys are the window's last positions; those before follow the
+              first one
     """
 
     features: Tensor
     layers: tuple[Groups, ...]
     first: Tensor | None = None
     origin: int = 0
+    sink: int = 0
 
     @property
     def n_clips(self) -> int:

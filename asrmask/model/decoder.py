@@ -89,8 +89,7 @@ class TextDecoder(nn.Module):
         """
         n_queries = tokens.shape[1]
         n_keys = cache.length + n_queries
-        if n_keys > self.n_ctx:
-            raise OptionError(f"a text must be at most {self.n_ctx} tokens, got {n_keys}")
+        self.check_length(n_keys)
         cache = cache.ensure_capacity(n_queries)
         # a single query is the last of the keys and sees them all
         causal = None if n_queries == 1 else masks.causal(n_queries, n_keys, tokens.device)
@@ -109,6 +108,16 @@ class TextDecoder(nn.Module):
                 record(block.place, "residual", x)
         return self.ln(x), cache.advanced(n_queries)
 
+    def check_length(self, n_tokens: int) -> None:
+        if n_tokens > self.n_ctx:
+            raise OptionError(f"a text must be at most {self.n_ctx} tokens, got {n_tokens}")
+
     def logits(self, x: Tensor) -> Tensor:
         """(…, D) → (…, n_vocab), float32"""
         return self.token_embedding.logits(x)
+
+    @staticmethod
+    def best_tokens(logits: Tensor) -> tuple[list[int], list[float]]:
+        """The likeliest token of each row of logits (R, n_vocab), and its log-probability."""
+        best, tokens = logits.max(dim=-1)
+        return tokens.tolist(), (best - logits.logsumexp(dim=-1)).tolist()

@@ -54,5 +54,14 @@ class ModelDimensions:
         """Number of language tokens in the vocabulary; English models have 99 of them too."""
         return self.n_vocab - N_WITHOUT_LANGUAGES - int(self.is_multilingual)
 
+    @property
+    def default_alignment_heads(self) -> tuple[tuple[int, int], ...]:
+        """(layer, head) of the upper half of the decoder, for models without their own list."""
+        return tuple(
+            (layer, head)
+            for layer in range(self.n_text_layer // 2, self.n_text_layer)
+            for head in range(self.n_text_head)
+        )
+
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

@@ -57,6 +57,7 @@ class AudioEncoder(nn.Module):
         record: Recorder | None = None,
         *,
         positions: tuple[int, int] | None = None,
+        sink: int = 0,
         padding: PaddingKeys | None = None,
     ) -> Tensor:
         """Encode log-Mel frames into audio features.
@@ -65,6 +66,7 @@ class AudioEncoder(nn.Module):
         mask:      (B, 1, 1, T) bool, True = may be attended to; None = everything
         positions: (first, end) of those to compute; None: all. Nobody attends to the others, but
                    the convolutions read the frames beside the border, as they do under a mask
+        sink:      the window's last positions, computed too, as if they followed the others
         padding:   keys and values of padding that is not computed, with masks of their own
         returns (B, T, D)
         """
@@ -86,7 +88,10 @@ class AudioEncoder(nn.Module):
                 group = padding.extend(i, keys, values)
             return block.attn(q, [group], record, residual=x)
 
+        n = len(self.positional_embedding)
+        beside = self.embed(mel, n - sink, n) if sink else None
         x = self.embed(mel, *(positions or (0, -(-mel.shape[2] // 2))))
+        x = x if beside is None else torch.cat([x, beside], dim=1)
         if record is not None:
             record("encoder.input", "residual", x)
         for i, block in enumerate(self.blocks):

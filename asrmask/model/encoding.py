@@ -3,7 +3,7 @@
 Here the policy takes effect: which positions the encoder computes, and which masks hide the rest.
 
 Where positions are hidden from everyone (mask:both, trim), their frames are hidden from the
-convolutions too: the two frames beside the border, which the last visible position would still
+convolutions too: the two frames beside each border, which the visible position there would still
 read, are set to 0, under the mask and in the trimmed window alike. So `trim` and `mask:both` give
 the same numbers, and nothing in hidden padding changes anything.
 """
@@ -35,6 +35,7 @@ class Plan:
     """What a policy means for a batch of windows.
 
     positions:    (first, end) of those that the encoder computes
+    sink:         the window's last positions, where it computes them beside those
     encoder_mask: for the encoder's self-attention, (B, 1, 1, K); None: everything is visible
     cross_mask:   for cross-attention, likewise
     first:        (B,) position of each clip's first audio; None: 0
@@ -46,6 +47,12 @@ class Plan:
     cross_mask: Tensor | None = None
     first: Tensor | None = None
     virtual: Layout | None = None
+    sink: int = 0
+
+    @property
+    def n_computed(self) -> int:
+        """Positions that the encoder computes."""
+        return self.positions[1] - self.positions[0] + self.sink
 
 
 def plan(
@@ -61,18 +68,21 @@ def plan(
     lengths = torch.tensor(visible, device=device)
     is_last = policy.positions == "last"
     first = N_POSITIONS - lengths if is_last else None
-    if policy.kind == "full" or min(visible) == N_POSITIONS:
+    sink = policy.sink_positions
+    if policy.kind == "full" or min(visible) + sink >= N_POSITIONS:
         return Plan(first=first)
     if policy.kind == "virtual":
         layout = Layout(lengths, design or Design())
         return Plan((0, layout.n_own), layout.mask, layout.cross_mask, virtual=layout)
-    n = max(visible) if policy.kind == "trim" else N_POSITIONS
-    mask = masks.validated(masks.padding(lengths, n, last=is_last))
+    n = min(max(visible) + sink, N_POSITIONS) if policy.kind == "trim" else N_POSITIONS
+    mask = masks.validated(masks.padding(lengths, n, last=is_last, sink=sink))
+    beside = sink if n < N_POSITIONS else 0
     return Plan(
-        (N_POSITIONS - n, N_POSITIONS) if is_last else (0, n),
+        (N_POSITIONS - n, N_POSITIONS) if is_last else (0, n - beside),
         None if policy.kind == "mask:cross" else mask,
         None if policy.kind == "mask:encoder" else mask,
         first,
+        sink=beside,
     )
 
 
@@ -112,7 +122,7 @@ def encode_all(model: Whisper, windows: Sequence[Features], policy: Policy) -> C
         alike = list(group)
         planned = plan(policy, [n], device=model.device)
         padding = _virtual_padding(model, planned)
-        size = max(MAX_BATCH_POSITIONS // n, 1)
+        size = max(MAX_BATCH_POSITIONS // (n + planned.sink), 1)
         parts = []
         for i in range(0, len(alike), size):
             mel, visible = _frames(alike[i : i + size], policy)
@@ -146,9 +156,11 @@ def _features(
         shifts = [FRAMES_PER_POSITION * (N_POSITIONS - n) for n in visible]
         mel = torch.stack([m.roll(n, dims=-1) for m, n in zip(mel, shifts, strict=True)])
     if policy.kind in {"mask:both", "trim"}:
-        mel = _zero_border(mel, visible, is_last)
+        mel = _zero_border(mel, [_hidden_frames(policy, n) for n in visible])
     mask = planned.encoder_mask if padding is None else None
-    return model.encoder(mel, mask, record, positions=planned.positions, padding=padding)
+    return model.encoder(
+        mel, mask, record, positions=planned.positions, sink=planned.sink, padding=padding
+    )
 
 
 def _cross_attention_cache(
@@ -161,6 +173,7 @@ def _cross_attention_cache(
         features=features,
         first=planned.first,
         origin=planned.positions[0] + audio.origin,
+        sink=planned.sink,
     )
 
 
@@ -186,7 +199,7 @@ def _frames(windows: Tensor | Sequence[Features], policy: Policy) -> tuple[Tenso
                 )
         visible = [policy.visible(window.n_positions) for window in windows]
         sizes, n_read = {window.size for window in windows}, N_FRAMES
-        if policy.kind in {"trim", "virtual"} and policy.positions == "first":
+        if policy.kind in {"trim", "virtual"} and policy.positions == "first" and not policy.sink:
             n_read = min(N_FRAMES, FRAMES_PER_POSITION * max(visible) + BORDER)
         mel = torch.stack([pad_or_trim(window.frames, n_read) for window in windows])
     if sizes != {N_FRAMES}:
@@ -194,13 +207,18 @@ def _frames(windows: Tensor | Sequence[Features], policy: Policy) -> tuple[Tenso
     return mel, visible
 
 
-def _zero_border(mel: Tensor, visible: Sequence[int], is_last: bool) -> Tensor:
-    """The same frames, with zeros beside the border between what is visible and what is hidden."""
+def _hidden_frames(policy: Policy, n_visible: int) -> tuple[int, int]:
+    """The (first, end) frame that a clip with so many visible positions hides; none: end ≤ first"""
+    n = FRAMES_PER_POSITION * n_visible
+    if policy.positions == "last":
+        return 0, N_FRAMES - n
+    return n, N_FRAMES - FRAMES_PER_POSITION * policy.sink_positions
+
+
+def _zero_border(mel: Tensor, hidden: Sequence[tuple[int, int]]) -> Tensor:
+    """The same frames, with zeros at both ends of what each clip hides: (first, end) frames."""
     mel = mel.clone()
-    for frames, n in zip(mel, visible, strict=True):
-        n_frames = FRAMES_PER_POSITION * n
-        if is_last:
-            frames[:, max(N_FRAMES - n_frames - BORDER, 0) : N_FRAMES - n_frames] = 0
-        else:
-            frames[:, n_frames : n_frames + BORDER] = 0
+    for frames, (first, end) in zip(mel, hidden, strict=True):
+        frames[:, first : min(first + BORDER, end)] = 0
+        frames[:, max(end - BORDER, first) : end] = 0
     return mel

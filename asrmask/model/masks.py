@@ -14,22 +14,28 @@ from torch import Tensor
 from asrmask.errors import OptionError
 
 
-def padding(lengths: Sequence[int] | Tensor, n_keys: int, *, last: bool = False) -> Tensor:
+def padding(
+    lengths: Sequence[int] | Tensor, n_keys: int, *, last: bool = False, sink: int = 0
+) -> Tensor:
     """Mask that shows each sample its first `length` keys and hides the padding after them.
 
     lengths: (B,) ints in 1..n_keys
     last:    show the last `length` keys instead, and hide the padding before them
+    sink:    keys at the other end that every sample is shown too
     returns (B, 1, 1, K) bool, for the encoder's self-attention or for cross-attention
 
     >>> padding([1, 3], 4)[:, 0, 0].int().tolist()
     [[1, 0, 0, 0], [1, 1, 1, 0]]
     >>> padding([1, 3], 4, last=True)[:, 0, 0].int().tolist()
     [[0, 0, 0, 1], [0, 1, 1, 1]]
+    >>> padding([1, 3], 5, sink=1)[:, 0, 0].int().tolist()
+    [[1, 0, 0, 0, 1], [1, 1, 1, 0, 1]]
     """
     lengths = torch.as_tensor(lengths)
     if lengths.numel() == 0 or int(lengths.min()) < 1 or int(lengths.max()) > n_keys:
         raise OptionError(f"lengths must be in 1..{n_keys}, got {lengths.tolist()}")
-    visible = torch.arange(n_keys, device=lengths.device) < lengths[:, None]  # (B, K)
+    keys = torch.arange(n_keys, device=lengths.device)
+    visible = (keys < lengths[:, None]) | (keys >= n_keys - sink)  # (B, K)
     return (visible.flip(-1) if last else visible)[:, None, None, :]
 
 

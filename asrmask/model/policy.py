@@ -12,6 +12,8 @@ label of a result. Its text form is the kind, followed by the options that diffe
 | mask:both    | audio and margin                 | audio and margin                   |
 | trim         | as mask:both, rest not computed  | as mask:both, rest not computed    |
 | virtual      | audio, margin, and precomputed keys that approximate the rest         |
+
+With a sink, "audio and margin" is audio, margin and the last seconds of the window.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -25,11 +27,12 @@ LENGTH_MULTIPLE = 32  # positions
 
 Kind = Literal["full", "mask:encoder", "mask:cross", "mask:both", "trim", "virtual"]
 KINDS: tuple[Kind, ...] = ("full", "mask:encoder", "mask:cross", "mask:both", "trim", "virtual")
+OPTIONS = ("margin", "fill", "positions", "sink")
 POSITIONS = ("first", "last")
 VIRTUAL_MARGIN_S = 0.64  # closest to full for its cost, by `scripts/policies sweep`
 ALLOWED = (
     f"{', '.join(KINDS)}, then ,margin=0..{CHUNK_LENGTH} (seconds) "
-    f",fill=zero|silence|noise:DB ,positions=first|last"
+    f",fill=zero|silence|noise:DB ,positions=first|last ,sink=0..{CHUNK_LENGTH} (seconds)"
 )
 
 
@@ -41,12 +44,14 @@ class Policy:
     fill:      content of the padding (see audio/fill.py): "zero", "silence", or "noise:DB"
     positions: which of the 1500 positional embeddings the audio and its margin get: the "first",
                as upstream, with the padding after it, or the "last", with the padding before it
+    sink:      seconds of padding at the window's end that stay visible too
     """
 
     kind: Kind = "full"
     margin: float | None = None
     fill: str = "zero"
     positions: str = "first"
+    sink: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -54,9 +59,10 @@ class Policy:
         noise_level(self.fill)
         if self.positions not in POSITIONS:
             raise OptionError(f"positions must be first or last, got {self.positions!r}")
-        is_number = isinstance(self.margin, (int, float)) and not isinstance(self.margin, bool)
-        if self.margin is not None and not (is_number and 0 <= self.margin <= CHUNK_LENGTH):
-            raise OptionError(f"margin must be 0..{CHUNK_LENGTH} seconds, got {self.margin}")
+        usual = VIRTUAL_MARGIN_S if self.kind == "virtual" else 0.0
+        margin = usual if self.margin is None else self.margin
+        object.__setattr__(self, "margin", _seconds("margin", margin))
+        object.__setattr__(self, "sink", _seconds("sink", self.sink))
         if self.kind == "full" and self.margin:
             raise OptionError(
                 f"margin is for {', '.join(KINDS[1:])}, got {self.margin} with full, which shows "
@@ -67,31 +73,29 @@ class Policy:
                 f"virtual padding must be fill=zero,positions=first, "
                 f"got fill={self.fill},positions={self.positions}"
             )
-        usual = VIRTUAL_MARGIN_S if self.kind == "virtual" else 0.0
-        object.__setattr__(self, "margin", usual if self.margin is None else float(self.margin))
+        if self.sink and (self.kind in {"full", "virtual"} or self.positions == "last"):
+            raise OptionError(
+                f"sink is for {', '.join(KINDS[1:-1])} with positions=first, got sink={self.sink} "
+                f"with {self.kind},positions={self.positions}"
+            )
 
     @classmethod
     def parse(cls, text: "str | Policy") -> "Policy":
         """Parse a policy from its text form; a Policy is returned as it is.
 
         >>> Policy.parse("trim,margin=0.16,fill=silence")
-        Policy(kind='trim', margin=0.16, fill='silence', positions='first')
+        Policy(kind='trim', margin=0.16, fill='silence', positions='first', sink=0.0)
         """
         if isinstance(text, Policy):
             return text
         kind, *parts = (part.strip() for part in text.split(","))
-        given: dict[str, str] = {}
+        given: dict[str, str | float] = {}
         for part in parts:
             name, sep, value = part.partition("=")
-            if not sep or name not in {"margin", "fill", "positions"} or name in given:
+            if not sep or name not in OPTIONS or name in given:
                 raise OptionError(f"padding must be one of {ALLOWED}, got {part!r} in {text!r}")
-            given[name] = value
-        margin = given.pop("margin", None)
-        try:
-            seconds = None if margin is None else float(margin)
-        except ValueError:
-            raise OptionError(f"margin must be 0..{CHUNK_LENGTH} seconds, got {margin!r}") from None
-        return cls(kind, seconds, **given)  # type: ignore[arg-type]
+            given[name] = _number(value) if name in {"margin", "sink"} else value
+        return cls(kind, **given)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         """The shortest text form: options with default values are left out.
@@ -104,8 +108,7 @@ class Policy:
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
             if value != getattr(usual, field.name):
-                shown = str(value).removesuffix(".0") if field.name == "margin" else value
-                parts.append(f"{field.name}={shown}")
+                parts.append(f"{field.name}={str(value).removesuffix('.0')}")
         return ",".join(parts)
 
     @property
@@ -115,6 +118,11 @@ class Policy:
 
     def with_fill(self, fill: str) -> "Policy":
         return replace(self, fill=fill)
+
+    @property
+    def sink_positions(self) -> int:
+        """Positions at the window's end that stay visible, whatever they hold."""
+        return round(self.sink * POSITIONS_PER_SECOND)
 
     def visible(self, n_positions: int) -> int:
         """Positions of audio and margin for a clip of n_positions: 1..1500.
@@ -131,6 +139,22 @@ class Policy:
     def padding_s(self, n_positions: int) -> tuple[float, float]:
         """Seconds of padding that the encoder computes, and skips, for a clip of n_positions."""
         is_cut = self.kind in {"trim", "virtual"}
-        avoided = N_POSITIONS - self.visible(n_positions) if is_cut else 0
+        shown = min(self.visible(n_positions) + self.sink_positions, N_POSITIONS)
+        avoided = N_POSITIONS - shown if is_cut else 0
         computed = N_POSITIONS - n_positions - avoided
         return computed / POSITIONS_PER_SECOND, avoided / POSITIONS_PER_SECOND
+
+
+def _number(text: str) -> str | float:
+    """The number that a text is, or the text, which `_seconds` refuses."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _seconds(name: str, value: float) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= CHUNK_LENGTH:
+        raise OptionError(f"{name} must be 0..{CHUNK_LENGTH} seconds, got {value!r}")
+    return float(value)

@@ -9,12 +9,16 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from asrmask import kernels
+from asrmask.kernels import PackedFeatures
 from asrmask.model import masks
+from asrmask.model.attention import Recorder
 from asrmask.model.blocks import Block
 from asrmask.model.cross_attention import CrossAttentionCache
 from asrmask.model.decoder import TextDecoder
 from asrmask.model.encoder import AudioEncoder
 from asrmask.model.int8 import (
+    FEATURE_STEP,
     Int8CrossAttention,
     Int8FeedForward,
     Int8Linear,
@@ -22,6 +26,7 @@ from asrmask.model.int8 import (
     Int8TokenEmbedding,
     quantize_features,
 )
+from asrmask.model.kv_cache import KVCache
 from asrmask.model.rotation import Affine, fold_layernorm, mean_preserving_rotation, take_affine
 from asrmask.model.whisper import Whisper
 
@@ -38,6 +43,39 @@ class RotatedAudioEncoder(AudioEncoder):
         self.register_buffer("positional_embedding", positional_embedding)
         self.register_buffer("rotation", rotation)
         self.blocks, self.ln_post = encoder.blocks, encoder.ln_post
+        n_mels, n_state = self.conv1.in_channels, len(rotation)
+        self.is_packed = kernels.available() and n_state % 64 == 0 and n_mels % 16 == 0
+        if self.is_packed:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Keep convolutions and rotation as 16-bit integers too."""
+        for i, (weight, bias) in enumerate(
+            (
+                (self.conv1.weight, self.conv1.bias),
+                (self.conv2.weight, self.conv2.bias),
+                (self.rotation.T[:, :, None], torch.zeros(len(self.rotation))),
+            )
+        ):
+            assert bias is not None
+            integers, scale = kernels.pack_taps(weight.detach().float())
+            self.register_buffer(f"packed_weight_{i}", integers)
+            self.register_buffer(f"packed_scale_{i}", scale)
+            self.register_buffer(f"packed_bias_{i}", bias.detach().float())
+
+    def embed(self, mel: Tensor, first: int, end: int) -> Tensor:
+        if not self.is_packed:
+            return super().embed(mel, first, end)
+        skipped = 1 if first else 0  # it reads beyond the cut
+        frames = mel[:, :, 2 * (first - skipped) : 2 * end + 1]
+        positions = self.positional_embedding[first - skipped :][: (frames.shape[2] + 1) // 2]
+        weights = [
+            getattr(self, f"packed_{name}_{i}")
+            for i in range(3)
+            for name in ("weight", "scale", "bias")
+        ]
+        rows = [kernels.embed(one.T.float(), weights, positions) for one in frames]
+        return torch.stack(rows)[:, skipped : skipped + end - first]
 
     def add_positions(self, x: Tensor, first: int) -> Tensor:
         return super().add_positions(x @ self.rotation, first)
@@ -52,6 +90,7 @@ class Int8TextDecoder(TextDecoder):
         for name, module in decoder.named_children():
             setattr(self, name, module)
         self.positional_embedding = decoder.positional_embedding
+        self._listed: tuple[tuple[int, ...], list[list[int]]] = (), []
 
     def cross_attention_cache(
         self, features: Tensor, mask: Tensor | None = None
@@ -60,6 +99,60 @@ class Int8TextDecoder(TextDecoder):
         cross_attn = cast("Int8CrossAttention", self.blocks[0].cross_attn)
         group = cross_attn.group(quantize_features(features[:, span]), mask)
         return CrossAttentionCache(features, ((group,),) * len(self.blocks), origin=span.start)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        audio: CrossAttentionCache,
+        cache: KVCache,
+        record: Recorder | None = None,
+    ) -> tuple[Tensor, KVCache]:
+        """See TextDecoder.forward. One token more is a single call of the kernels."""
+        features = [group.keys for group in audio.layers[0]]
+        if record is not None or tokens.shape[1] != 1 or cache.length == 0 or not self.is_packed:
+            return super().forward(tokens, audio, cache, record)
+        self.check_length(cache.length + 1)
+        cache = cache.ensure_capacity(1)
+        x = self.token_embedding(tokens) + self.positional_embedding[cache.length]
+        kernels.decoder_step(
+            x,
+            self._addresses(),
+            cast("list[PackedFeatures]", features),
+            list(zip(cache.keys, cache.values, strict=True)),
+            cache.length,
+            FEATURE_STEP,
+        )
+        return self.ln(x), cache.advanced(1)
+
+    @property
+    def is_packed(self) -> bool:
+        cross_attn = cast("Int8CrossAttention", self.blocks[0].cross_attn)
+        return kernels.available() and cross_attn.is_packed
+
+    def _addresses(self) -> list[list[int]]:
+        """Of the weights of each layer, in the order of decoder.c; listed again if they moved."""
+        matrices = (cast("Int8SelfAttention", self.blocks[i].attn).out for i in (0, -1))
+        state = tuple(matrix.scale.data_ptr() for matrix in matrices)
+        if self._listed[0] != state:
+            self._listed = state, [_addresses_of(block) for block in self.blocks]
+        return self._listed[1]
+
+    @staticmethod
+    def best_tokens(logits: Tensor) -> tuple[list[int], list[float]]:
+        choose = kernels.choose_tokens if kernels.available() else TextDecoder.best_tokens
+        return choose(logits)
+
+
+def _addresses_of(block: Block) -> list[int]:
+    attn, cross = (
+        cast("Int8SelfAttention", block.attn),
+        cast("Int8CrossAttention", block.cross_attn),
+    )
+    up, _, down = cast("Int8FeedForward", block.mlp)
+    matrices = (attn.fused, attn.out, cross.query, cross.out, up, down)
+    tensors = [tensor for matrix in matrices for tensor in cast("Int8Linear", matrix).matrix]
+    tensors += [cross.inward.weight, cross.outward.weight, cross.outward.bias]
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 @torch.no_grad()

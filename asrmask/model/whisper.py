@@ -28,12 +28,8 @@ class Whisper(nn.Module):
         self.encoder = AudioEncoder(dims)
         self.decoder = TextDecoder(dims)
         # (layer, head) pairs whose cross-attention follows the words in time; official models
-        # come with their own list, others use the upper half of the decoder
-        self.alignment_heads: tuple[tuple[int, int], ...] = tuple(
-            (layer, head)
-            for layer in range(dims.n_text_layer // 2, dims.n_text_layer)
-            for head in range(dims.n_text_head)
-        )
+        # come with their own list
+        self.alignment_heads = dims.default_alignment_heads
 
     @property
     def device(self) -> torch.device:
