@@ -336,6 +336,11 @@ def pack_taps(weight: Tensor) -> tuple[Tensor, Tensor]:
     return pairs.transpose(2, 3).contiguous(), scale
 
 
+def empty_taps(n: int, k: int, n_taps: int) -> Tensor:
+    """Room for what `pack_taps` makes of (n, k, taps) weights."""
+    return torch.empty(n_taps, n // BLOCK, k // 2, BLOCK, 2, dtype=torch.int16)
+
+
 def embed(frames: Tensor, weights: "Sequence[Tensor]", positions: Tensor) -> Tensor:
     """The encoder's input: two convolutions with GELU, rotated, and the position codes added.
 

@@ -36,17 +36,31 @@ class RotatedAudioEncoder(AudioEncoder):
 
     rotation: Tensor
 
-    def __init__(self, encoder: AudioEncoder, positional_embedding: Tensor, rotation: Tensor):
-        """encoder: gives the other parts; positional_embedding: rotated already"""
+    def __init__(self, encoder: AudioEncoder):
+        """Parts are those of an encoder; what is added is empty."""
         nn.Module.__init__(self)
         self.conv1, self.conv2 = encoder.conv1, encoder.conv2
-        self.register_buffer("positional_embedding", positional_embedding)
-        self.register_buffer("rotation", rotation)
         self.blocks, self.ln_post = encoder.blocks, encoder.ln_post
-        n_mels, n_state = self.conv1.in_channels, len(rotation)
+        n_ctx, n_state = encoder.positional_embedding.shape
+        n_mels = self.conv1.in_channels
+        self.register_buffer("positional_embedding", torch.empty(n_ctx, n_state))
+        self.register_buffer("rotation", torch.empty(n_state, n_state))
         self.is_packed = kernels.available() and n_state % 64 == 0 and n_mels % 16 == 0
         if self.is_packed:
-            self._pack()
+            for i, (n_in, n_taps) in enumerate(((n_mels, 3), (n_state, 3), (n_state, 1))):
+                taps = kernels.empty_taps(n_state, n_in, n_taps)
+                self.register_buffer(f"packed_weight_{i}", taps)
+                self.register_buffer(f"packed_scale_{i}", torch.empty(n_state))
+                self.register_buffer(f"packed_bias_{i}", torch.empty(n_state))
+
+    @classmethod
+    def of(cls, encoder: AudioEncoder, rotation: Tensor) -> "RotatedAudioEncoder":
+        rotated = cls(encoder)
+        rotated.positional_embedding = encoder.positional_embedding.float() @ rotation
+        rotated.rotation = rotation
+        if rotated.is_packed:
+            rotated._pack()
+        return rotated
 
     def _pack(self) -> None:
         """Keep convolutions and rotation as 16-bit integers too."""
@@ -59,9 +73,9 @@ class RotatedAudioEncoder(AudioEncoder):
         ):
             assert bias is not None
             integers, scale = kernels.pack_taps(weight.detach().float())
-            self.register_buffer(f"packed_weight_{i}", integers)
-            self.register_buffer(f"packed_scale_{i}", scale)
-            self.register_buffer(f"packed_bias_{i}", bias.detach().float())
+            setattr(self, f"packed_weight_{i}", integers)
+            setattr(self, f"packed_scale_{i}", scale)
+            setattr(self, f"packed_bias_{i}", bias.detach().float())
 
     def embed(self, mel: Tensor, first: int, end: int) -> Tensor:
         if not self.is_packed:
@@ -164,8 +178,7 @@ def quantize(model: Whisper) -> None:
     for block in (*encoder.blocks, *decoder.blocks):
         block.float()
         _quantize_block(block, rotation, source)
-    positional_embedding = encoder.positional_embedding.float() @ rotation
-    model.encoder = RotatedAudioEncoder(encoder, positional_embedding, rotation)
+    model.encoder = RotatedAudioEncoder.of(encoder, rotation)
     decoder.positional_embedding.data = decoder.positional_embedding.float() @ rotation
     table = decoder.token_embedding.weight
     embedding = Int8TokenEmbedding.of(table, rotation, take_affine(decoder.ln))
@@ -189,8 +202,7 @@ def empty_like_quantized(model: Whisper) -> None:
             Int8Linear(width, 4 * width, in_blocks=True),
         )
         _remove_norms(block)
-    rotation = torch.empty(width, width)
-    model.encoder = RotatedAudioEncoder(encoder, encoder.positional_embedding, rotation)
+    model.encoder = RotatedAudioEncoder(encoder)
     embedding = Int8TokenEmbedding(model.dims.n_vocab, width)
     decoder.token_embedding = embedding  # type: ignore[assignment]
     model.decoder = Int8TextDecoder(decoder)
