@@ -206,6 +206,31 @@ def test_a_model_encodes_speech_as_without_the_kernels(sample, policy, without):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("positions", [(0, 1500), (0, 1), (0, 200), (37, 90), (1475, 1500)])
+def test_the_convolutions_are_pytorchs(quantized, without, n_threads, positions):
+    """At any stretch of the window, and each position whatever is in frames that it does not read."""
+    first, end = positions
+    mel = random(1, 80, 3000)
+    other = without(lambda: load_model("tiny.en", compute_type="int8"))
+    got, expected = (one.encoder.embed(mel, first, end) for one in (quantized, other))
+    assert got.shape == (1, end - first, 384)
+    assert (got - expected).norm() / expected.norm() < 1e-3
+    changed = mel.clone()
+    changed[:, :, 2 * end + 2 :] *= 9
+    changed[:, :, : max(2 * first - 2, 0)] *= 9
+    assert torch.equal(quantized.encoder.embed(changed, first, end), got)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("n_rows", [1, 6, 17])
+def test_a_product_with_float16_weights(n_threads, n_rows):
+    x, weight, bias = random(n_rows, 100), random(100, 128).half(), random(128)
+    got = kernels.project(x, weight, bias)
+    assert torch.allclose(got, x @ weight.float() + bias, atol=1e-4)
+    assert torch.equal(kernels.project(x[n_rows - 1 :], weight, bias), got[n_rows - 1 :])
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("n_texts", [1, 3])
 def test_a_step_is_the_steps_of_all_layers(quantized, n_threads, n_texts):
     """Near the modules called one by one, and the same for every copy of a text."""

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 LIBRARY = Path(__file__).with_name("kernels.so")
 BLOCK = 64  # outputs, or keys, that are packed together
+LANES = 16  # numbers that are computed together
 HEAD_WIDTH = 64  # of every Whisper model
 MAX_FRAME = 4095  # as in embedding.c
 NORMALIZE, GELU, ROTATE = 1, 2, 4  # as in linear.c
@@ -40,9 +41,10 @@ _ARGUMENTS = {
         *([_POINTER] * 3 + [_INT]),
     ],
     "asrmask_decoder_step": [
-        *(_POINTER, _INT, _INT, ctypes.c_float, _POINTER),
-        *([_INT] * 4 + [_POINTER] * 2 + [_INT]),
+        *(_POINTER, _POINTER, _INT, _INT, ctypes.c_float, _POINTER, _INT, _INT),
+        *(_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _INT),
     ],
+    "asrmask_project": [_POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _INT],
     "asrmask_embed": [
         *([_POINTER] * 9 + [_POINTER, _LONG, _INT, _INT]),
         *([_POINTER] * 3 + [_INT]),
@@ -274,39 +276,59 @@ def cross_attention(
     return out.transpose(1, 2)
 
 
+class Addresses:
+    """Addresses of tensors, in the order in which a struct of the C code lists them."""
+
+    def __init__(self, tensors: "Iterable[Tensor]"):
+        self.tensors = tuple(tensors)  # kept as long as their addresses
+        self.array = (_LONG * len(self.tensors))(*(tensor.data_ptr() for tensor in self.tensors))
+
+
 def decoder_step(
-    x: Tensor,
-    weights: "Sequence[Sequence[int]]",
+    tokens: Tensor,
+    table: Addresses,
+    layers: Addresses,
     features: "Sequence[PackedFeatures]",
-    cache: "Sequence[tuple[Tensor, Tensor]]",
+    cache: "Sequence[Tensor]",
     length: int,
     step: float,
 ) -> Tensor:
-    """One token of every text through all layers: (B·G, 1, D) → (B·G, 1, D), in place.
+    """One token of every text through all layers and the last layer norm: (B·G, 1) → (B·G, 1, D).
 
-    weights:  of each layer, the addresses that `Layer` in decoder.c begins with
-    features: of B clips
-    cache:    of each layer, keys and values of the text, (B·G, H, capacity, d); they are extended
-    length:   of the texts in the cache
-    step:     what 1 in the features stands for
+    table, layers: what decoder.c has in an Embedding, and in a Layer for each layer
+    features:      of B clips
+    cache:         of each layer, keys and values of the text, (B·G, H, capacity, d), extended here
+    length:        of the texts in the cache
+    step:          what 1 in the features stands for
     """
     clips = [address for group in features for address in group.clips()]
     n_clips = len(clips) // 4
-    layers = [
-        address
-        for layer, (keys, values) in zip(weights, cache, strict=True)
-        for address in (*layer, keys.data_ptr(), values.data_ptr())
-    ]
-    n_texts, n_head, capacity, _ = cache[0][0].shape
+    n_texts, n_head, capacity, width = cache[0].shape
+    tokens = tokens.contiguous()
+    x = cache[0].new_empty(n_texts, 1, n_head * width)
     memory = x.new_empty(9 * x.numel())
     library = _library()
     assert library is not None
     library.asrmask_decoder_step(
-        *((_LONG * len(layers))(*layers), len(weights), n_head, step),
-        *((_LONG * len(clips))(*clips), n_clips, n_texts // n_clips, capacity, length),
-        *(x.data_ptr(), memory.data_ptr(), torch.get_num_threads()),
+        *(table.array, layers.array, len(cache) // 2, n_head, step),
+        *((_LONG * len(clips))(*clips), n_clips, n_texts // n_clips),
+        *((_LONG * len(cache))(*(tensor.data_ptr() for tensor in cache)), capacity, length),
+        *(tokens.data_ptr(), x.data_ptr(), memory.data_ptr(), torch.get_num_threads()),
     )
     return x
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x (R, K) times weight (K, N), float16, plus bias (N): (R, N). N is a multiple of 64."""
+    x = x.contiguous()
+    out = x.new_empty(len(x), len(bias))
+    library = _library()
+    assert library is not None
+    library.asrmask_project(
+        *(weight.data_ptr(), bias.data_ptr(), len(bias), x.shape[1]),
+        *(x.data_ptr(), len(x), out.data_ptr(), torch.get_num_threads()),
+    )
+    return out
 
 
 def choose_tokens(logits: Tensor) -> tuple[list[int], list[float]]:

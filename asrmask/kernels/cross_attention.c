@@ -20,41 +20,6 @@ typedef struct {
     float *out;
 } CrossAttention;
 
-INLINE __m512 half(const uint16_t *x) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
-}
-
-/* x (n_rows, k) times weights (k, n): columns first … first + 63 of out (n_rows, n) */
-INLINE void project_tile(int n_rows, const float *const *x, const uint16_t *weights, int k, int n,
-                         int first, float *const *out) {
-    __m512 sums[TILE_ROWS][4];
-#pragma GCC unroll 6
-    for (int r = 0; r < n_rows; r++)
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) sums[r][c] = _mm512_setzero_ps();
-    for (int i = 0; i < k; i++) {
-        __m512 w[4];
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) w[c] = half(weights + (size_t)i * n + first + c * LANES);
-#pragma GCC unroll 6
-        for (int r = 0; r < n_rows; r++) {
-            __m512 factor = _mm512_set1_ps(x[r][i]);
-#pragma GCC unroll 4
-            for (int c = 0; c < 4; c++) sums[r][c] = _mm512_fmadd_ps(factor, w[c], sums[r][c]);
-        }
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < n_rows; r++)
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) _mm512_storeu_ps(out[r] + first + c * LANES, sums[r][c]);
-}
-
-static void project(const float *const *x, int n_rows, const uint16_t *weights, int k, int n,
-                    float *const *out) {
-    for (int first = 0; first < n; first += COLUMNS)
-        WITH_CONSTANT_ROWS(n_rows, project_tile, x, weights, k, n, first, out)
-}
-
 /* Both digits' sums, put together: `n_digits` rows of int8 are half as many rows of out. */
 INLINE void digits_tile(int n_digits, Int8Rows rows, int first_digit, int k, const uint8_t *packed,
                         float step, const float *bias, float *out, size_t stride) {

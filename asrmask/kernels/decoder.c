@@ -12,8 +12,18 @@ typedef struct {
     Weights self, out, query, cross_out, up, down;
     const uint16_t *inward, *outward;
     const float *outward_bias;
-    float *keys, *values; /* of the text: (n_texts, n_heads, capacity, 64) */
 } Layer;
+
+/* The table of tokens and the codes of their positions. */
+typedef struct {
+    const uint8_t *weight; /* packed, as that of a Matrix */
+    const float *scale, *positions;
+} Embedding;
+
+/* The keys and values of a layer: (n_texts, n_heads, capacity, 64) */
+typedef struct {
+    float *keys, *values;
+} TextCache;
 
 typedef struct {
     const float *qkv; /* (n_texts, 3, n_heads, 64) */
@@ -70,21 +80,32 @@ static void attend_text(const void *context, int64_t text) {
     for (int head = 0; head < job->n_heads; head++) attend_head(job, text * job->n_heads + head);
 }
 
-/* x:      (n_clips times n_queries, n_state), the embedded tokens; becomes the last layer's output
-   memory: 9 times as many floats
+static void embed_token(const Embedding *table, int64_t token, int position, int n, float *x) {
+    const uint8_t *row = table->weight + (size_t)(token / COLUMNS) * COLUMNS * n +
+                         (size_t)(token % COLUMNS) * 4;
+    for (int i = 0; i < n; i++) {
+        int integer = (int)row[(size_t)(i / 4) * 4 * COLUMNS + i % 4] - OFFSET;
+        x[i] = (float)integer * table->scale[token] + table->positions[(size_t)position * n + i];
+    }
+}
+
+/* tokens: (n_texts), of n_clips times n_queries texts; x: (n_texts, n_state), the output, normalized
+   memory: 9 times as many floats as x
    length: of the texts in the cache, without these tokens */
-void asrmask_decoder_step(const Layer *layers, int n_layers, int n_heads, float step,
-                          const Clip *clips, int n_clips, int n_queries, int capacity, int length,
+void asrmask_decoder_step(const Embedding *table, const Layer *layers, int n_layers, int n_heads,
+                          float step, const Clip *clips, int n_clips, int n_queries,
+                          const TextCache *cache, int capacity, int length, const int64_t *tokens,
                           float *x, float *memory, int n_threads) {
     const int n = n_heads * WIDTH, n_texts = n_clips * n_queries;
     float *qkv = memory, *attended = memory + (size_t)3 * n * n_texts;
     float *query = attended + (size_t)n * n_texts, *wide = query + (size_t)n * n_texts;
     const int64_t strides[3] = {(int64_t)n_queries * n, WIDTH, n};
-    for (const Layer *layer = layers; layer < layers + n_layers; layer++) {
+    for (int i = 0; i < n_texts; i++) embed_token(table, tokens[i], length, n, x + (size_t)i * n);
+    for (const Layer *layer = layers; layer < layers + n_layers; layer++, cache++) {
         const Weights *w = &layer->self;
         Matrix self = {w->weight, w->scale, w->bias, 3 * n, n, NORMALIZE};
         linear(&self, x, n_texts, qkv, NULL, n_threads);
-        TextAttention job = {qkv, layer->keys, layer->values, attended, n_heads, capacity, length};
+        TextAttention job = {qkv, cache->keys, cache->values, attended, n_heads, capacity, length};
         run(n_texts < 4 ? 1 : n_threads, n_texts, attend_text, &job);
         w = &layer->out;
         Matrix out = {w->weight, w->scale, w->bias, n, n, 0};
@@ -101,6 +122,7 @@ void asrmask_decoder_step(const Layer *layers, int n_layers, int n_heads, float 
         Matrix down = {layer->down.weight, layer->down.scale, layer->down.bias, n, 4 * n, ROTATE};
         feed_forward(&up, &down, x, n_texts, x, wide, n_threads);
     }
+    for (int i = 0; i < n_texts; i++) normalize(x + (size_t)i * n, n, x + (size_t)i * n);
 }
 
 typedef struct {

@@ -26,6 +26,13 @@ void linear(const Matrix *m, const float *x, int64_t n_rows, float *out, const f
 void feed_forward(const Matrix *up, const Matrix *down, const float *x, int64_t n_rows, float *out,
                   float *wide, int n_threads);
 
+/* x: n_rows (up to TILE_ROWS) of k numbers; weights: (k, n), float16; out: n_rows of n numbers */
+void project(const float *const *x, int n_rows, const uint16_t *weights, int k, int n,
+             float *const *out);
+
+/* The layer norm of a row, without weight and bias. */
+void normalize(const float *x, int k, float *out);
+
 /* The features of a clip, and which of them are hidden. */
 typedef struct {
     const uint8_t *keys;   /* (n_keys / 64, n_state / 4, 64, 4), unsigned: OFFSET more */

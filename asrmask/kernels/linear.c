@@ -40,8 +40,7 @@ static void multiply(const Matrix *m, Int8Rows rows, int n_rows, int first, floa
         WITH_CONSTANT_ROWS(n_rows - row, finish_tile, m, rows, row, first, out, residual)
 }
 
-/* The layer norm of a row, without weight and bias. */
-static void normalize(const float *x, int k, float *out) {
+void normalize(const float *x, int k, float *out) {
     __m512 sum = _mm512_setzero_ps();
     for (int i = 0; i < k; i += LANES) sum = _mm512_add_ps(sum, _mm512_loadu_ps(x + i));
     __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / k);

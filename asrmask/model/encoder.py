@@ -39,7 +39,7 @@ class AudioEncoder(nn.Module):
 
     def __init__(self, dims: ModelDimensions):
         super().__init__()
-        n_state = dims.n_audio_state
+        n_state, self.n_mels = dims.n_audio_state, dims.n_mels
         self.conv1 = nn.Conv1d(dims.n_mels, n_state, kernel_size=3, padding=1)
         self.conv2 = nn.Conv1d(n_state, n_state, kernel_size=3, stride=2, padding=1)
         self.register_buffer("positional_embedding", sinusoids(dims.n_audio_ctx, n_state))
@@ -70,7 +70,7 @@ class AudioEncoder(nn.Module):
         padding:   keys and values of padding that is not computed, with masks of their own
         returns (B, T, D)
         """
-        n_mels, most = self.conv1.in_channels, 2 * self.positional_embedding.shape[0]
+        n_mels, most = self.n_mels, 2 * self.positional_embedding.shape[0]
         if mel.ndim != 3 or mel.shape[1] != n_mels or not 0 < mel.shape[2] <= most:
             raise OptionError(
                 f"mel must be (B, {n_mels}, 1..{most} frames), got {tuple(mel.shape)}"

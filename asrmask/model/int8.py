@@ -424,19 +424,27 @@ class Int8TokenEmbedding(nn.Module):
 
     weight: Tensor
     bias: Tensor
+    half_weight: Tensor
 
     def __init__(self, n_vocab: int, width: int):
         super().__init__()
         self.linear = Int8Linear(n_vocab, width)
         self.register_buffer("weight", torch.empty(width, width))
         self.register_buffer("bias", torch.empty(width))
+        self.is_packed = self.linear.is_packed and width % kernels.BLOCK == 0
+        if self.is_packed:  # as integers, because converting a model's floats must not change them
+            half_weight = torch.empty(width, width, dtype=torch.int16)
+            self.register_buffer("half_weight", half_weight)
 
     @classmethod
     def of(cls, table: Tensor, rotation: Tensor, norm: Affine) -> "Int8TokenEmbedding":
         layer = cls(*table.shape)
         layer.linear = Int8Linear.of(table, None, rotation)
         # the norm's weights stay between: they cannot go into a table that is read from both sides
-        layer.weight, layer.bias = rotation.T @ norm[0].diag() @ rotation, norm[1] @ rotation
+        weight = rotation.T @ norm[0].diag() @ rotation
+        layer.weight, layer.bias = weight, norm[1] @ rotation
+        if layer.is_packed:
+            layer.half_weight = weight.T.contiguous().half().view(torch.int16)
         return layer
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -449,6 +457,10 @@ class Int8TokenEmbedding(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, D) → (…, n_vocab)"""
+        if self.is_packed:
+            return self.linear(
+                kernels.project(x.flatten(0, -2), self.half_weight, self.bias).view_as(x)
+            )
         rows = x.flatten(0, -2)[:, None]
         # a product for each row: in one for all, sums would depend on the number of rows
         weights = self.weight.t().expand(len(rows), -1, -1)

@@ -4,7 +4,7 @@ Encoder and decoder keep the residual stream rotated (rotation.py). Their layers
 int8.py. Convolutions and the decoder's attention to its own text stay in float32.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,50 +32,53 @@ from asrmask.model.whisper import Whisper
 
 
 class RotatedAudioEncoder(AudioEncoder):
-    """An encoder whose layers work on the rotated residual stream."""
+    """An encoder whose layers work on the rotated residual stream.
+
+    Convolutions and rotation are 16-bit integers where the kernels run, otherwise float32.
+    """
 
     rotation: Tensor
 
     def __init__(self, encoder: AudioEncoder):
         """Parts are those of an encoder; what is added is empty."""
         nn.Module.__init__(self)
-        self.conv1, self.conv2 = encoder.conv1, encoder.conv2
+        self.n_mels = encoder.n_mels
         self.blocks, self.ln_post = encoder.blocks, encoder.ln_post
         n_ctx, n_state = encoder.positional_embedding.shape
-        n_mels = self.conv1.in_channels
         self.register_buffer("positional_embedding", torch.empty(n_ctx, n_state))
-        self.register_buffer("rotation", torch.empty(n_state, n_state))
-        self.is_packed = kernels.available() and n_state % 64 == 0 and n_mels % 16 == 0
+        is_whole = n_state % kernels.BLOCK == 0 and self.n_mels % kernels.LANES == 0
+        self.is_packed = kernels.available() and is_whole
         if self.is_packed:
-            for i, (n_in, n_taps) in enumerate(((n_mels, 3), (n_state, 3), (n_state, 1))):
+            sizes = {"conv1": (self.n_mels, 3), "conv2": (n_state, 3), "rotation": (n_state, 1)}
+            for name, (n_in, n_taps) in sizes.items():
                 taps = kernels.empty_taps(n_state, n_in, n_taps)
-                self.register_buffer(f"packed_weight_{i}", taps)
-                self.register_buffer(f"packed_scale_{i}", torch.empty(n_state))
-                self.register_buffer(f"packed_bias_{i}", torch.empty(n_state))
+                self.register_buffer(f"{name}_weight", taps)
+                self.register_buffer(f"{name}_scale", torch.empty(n_state))
+                self.register_buffer(f"{name}_bias", torch.empty(n_state))
+        else:
+            self.conv1, self.conv2 = encoder.conv1, encoder.conv2
+            self.register_buffer("rotation", torch.empty(n_state, n_state))
 
     @classmethod
     def of(cls, encoder: AudioEncoder, rotation: Tensor) -> "RotatedAudioEncoder":
         rotated = cls(encoder)
         rotated.positional_embedding = encoder.positional_embedding.float() @ rotation
-        rotated.rotation = rotation
         if rotated.is_packed:
-            rotated._pack()
+            no_bias = torch.zeros(len(rotation))
+            rotated._pack("conv1", encoder.conv1.weight, encoder.conv1.bias)
+            rotated._pack("conv2", encoder.conv2.weight, encoder.conv2.bias)
+            rotated._pack("rotation", rotation.T[:, :, None], no_bias)
+        else:
+            rotated.conv1, rotated.conv2 = encoder.conv1.float(), encoder.conv2.float()
+            rotated.rotation = rotation
         return rotated
 
-    def _pack(self) -> None:
-        """Keep convolutions and rotation as 16-bit integers too."""
-        for i, (weight, bias) in enumerate(
-            (
-                (self.conv1.weight, self.conv1.bias),
-                (self.conv2.weight, self.conv2.bias),
-                (self.rotation.T[:, :, None], torch.zeros(len(self.rotation))),
-            )
-        ):
-            assert bias is not None
-            integers, scale = kernels.pack_taps(weight.detach().float())
-            setattr(self, f"packed_weight_{i}", integers)
-            setattr(self, f"packed_scale_{i}", scale)
-            setattr(self, f"packed_bias_{i}", bias.detach().float())
+    def _pack(self, name: str, weight: Tensor, bias: Tensor | None) -> None:
+        assert bias is not None
+        integers, scale = kernels.pack_taps(weight.detach().float())
+        setattr(self, f"{name}_weight", integers)
+        setattr(self, f"{name}_scale", scale)
+        setattr(self, f"{name}_bias", bias.detach().float())
 
     def embed(self, mel: Tensor, first: int, end: int) -> Tensor:
         if not self.is_packed:
@@ -84,9 +87,9 @@ class RotatedAudioEncoder(AudioEncoder):
         frames = mel[:, :, 2 * (first - skipped) : 2 * end + 1]
         positions = self.positional_embedding[first - skipped :][: (frames.shape[2] + 1) // 2]
         weights = [
-            getattr(self, f"packed_{name}_{i}")
-            for i in range(3)
-            for name in ("weight", "scale", "bias")
+            getattr(self, f"{name}_{part}")
+            for name in ("conv1", "conv2", "rotation")
+            for part in ("weight", "scale", "bias")
         ]
         rows = [kernels.embed(one.T.float(), weights, positions) for one in frames]
         return torch.stack(rows)[:, skipped : skipped + end - first]
@@ -104,7 +107,7 @@ class Int8TextDecoder(TextDecoder):
         for name, module in decoder.named_children():
             setattr(self, name, module)
         self.positional_embedding = decoder.positional_embedding
-        self._listed: tuple[tuple[int, ...], list[list[int]]] = (), []
+        self._listed: tuple[tuple[int, ...], kernels.Addresses, kernels.Addresses] | None = None
 
     def cross_attention_cache(
         self, features: Tensor, mask: Tensor | None = None
@@ -127,29 +130,40 @@ class Int8TextDecoder(TextDecoder):
             return super().forward(tokens, audio, cache, record)
         self.check_length(cache.length + 1)
         cache = cache.ensure_capacity(1)
-        x = self.token_embedding(tokens) + self.positional_embedding[cache.length]
-        kernels.decoder_step(
-            x,
-            self._addresses(),
+        table, layers = self._addresses()
+        x = kernels.decoder_step(
+            tokens,
+            table,
+            layers,
             cast("list[PackedFeatures]", features),
-            list(zip(cache.keys, cache.values, strict=True)),
+            [tensor for pair in zip(cache.keys, cache.values, strict=True) for tensor in pair],
             cache.length,
             FEATURE_STEP,
         )
-        return self.ln(x), cache.advanced(1)
+        return x, cache.advanced(1)
 
     @property
     def is_packed(self) -> bool:
         cross_attn = cast("Int8CrossAttention", self.blocks[0].cross_attn)
         return kernels.available() and cross_attn.is_packed
 
-    def _addresses(self) -> list[list[int]]:
-        """Of the weights of each layer, in the order of decoder.c; listed again if they moved."""
+    def _addresses(self) -> tuple[kernels.Addresses, kernels.Addresses]:
+        """Of the table of tokens, and of all layers; listed again if the weights moved."""
         matrices = (cast("Int8SelfAttention", self.blocks[i].attn).out for i in (0, -1))
         state = tuple(matrix.scale.data_ptr() for matrix in matrices)
-        if self._listed[0] != state:
-            self._listed = state, [_addresses_of(block) for block in self.blocks]
-        return self._listed[1]
+        if self._listed is None or self._listed[0] != state:
+            table = cast("Int8TokenEmbedding", self.token_embedding).linear
+            tensors = [tensor for block in self.blocks for tensor in _weights_of(block)]
+            positions = self.positional_embedding
+            self._listed = (
+                state,
+                kernels.Addresses([table.weight, table.scale, positions]),
+                kernels.Addresses(tensors),
+            )
+        return self._listed[1:]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_listed": None}  # addresses are of this process
 
     @staticmethod
     def best_tokens(logits: Tensor) -> tuple[list[int], list[float]]:
@@ -157,7 +171,8 @@ class Int8TextDecoder(TextDecoder):
         return choose(logits)
 
 
-def _addresses_of(block: Block) -> list[int]:
+def _weights_of(block: Block) -> list[Tensor]:
+    """The weights of a layer, in the order of a Layer in decoder.c."""
     attn, cross = (
         cast("Int8SelfAttention", block.attn),
         cast("Int8CrossAttention", block.cross_attn),
@@ -165,8 +180,7 @@ def _addresses_of(block: Block) -> list[int]:
     up, _, down = cast("Int8FeedForward", block.mlp)
     matrices = (attn.fused, attn.out, cross.query, cross.out, up, down)
     tensors = [tensor for matrix in matrices for tensor in cast("Int8Linear", matrix).matrix]
-    tensors += [cross.inward.weight, cross.outward.weight, cross.outward.bias]
-    return [tensor.data_ptr() for tensor in tensors]
+    return [*tensors, cross.inward.weight, cross.outward.weight, cross.outward.bias]
 
 
 @torch.no_grad()
