@@ -208,7 +208,7 @@ def test_a_model_encodes_speech_as_without_the_kernels(sample, policy, without):
 @torch.inference_mode()
 @pytest.mark.parametrize("positions", [(0, 1500), (0, 1), (0, 200), (37, 90), (1475, 1500)])
 def test_the_convolutions_are_pytorchs(quantized, without, n_threads, positions):
-    """At any stretch of the window, and each position whatever is in frames that it does not read."""
+    """At any stretch of the window. What is in frames that a position does not read is ignored."""
     first, end = positions
     mel = random(1, 80, 3000)
     other = without(lambda: load_model("tiny.en", compute_type="int8"))
