@@ -24,6 +24,17 @@ def _threads():
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(n_threads)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_folder(tmp_path_factory):
+    """Banks and int8 models are kept for these tests only: others are those of other code."""
+    here = Path(os.getenv("XDG_CACHE_HOME", Path.home() / ".cache"))
+    os.environ.setdefault("MPLCONFIGDIR", str(here / "matplotlib"))  # its fonts take seconds
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the same for all workers
+        folder = folder.parent
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """PyTorch on one core, for tests beside others' work."""

@@ -1,11 +1,14 @@
 """The command: what it writes and says, one line for each thing wrong, and everything else done."""
 
+import gc
 import re
 import subprocess
 import sys
 
 import pytest
 from media import encode, read_flac, truncated, unreadable, wav
+
+from asrmask.malloc import keep_all_objects
 
 FORMS = ["txt", "vtt", "srt", "tsv", "json"]
 QUICK = ["--beam_size", "None", "--temperature_increment_on_fallback", "None"]
@@ -21,6 +24,18 @@ def spawn(*arguments, **options):
     """Runs the command in a process of its own."""
     command = [sys.executable, "-m", "asrmask", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, timeout=120, **options)
+
+
+def test_garbage_is_collected_again_after_the_start():
+    assert gc.isenabled()
+    with keep_all_objects():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    n_frozen = gc.get_freeze_count()
+    with keep_all_objects():
+        more = [[] for _ in range(1000)]
+    assert more
+    assert gc.get_freeze_count() <= n_frozen  # only the first time
 
 
 def names(folder):

@@ -32,7 +32,7 @@ def quantized():
 
 def test_a_row_of_whole_numbers_is_exact():
     weight = torch.tensor([[64.0, -32.0], [0.0, 64.0]])
-    layer = Int8Linear(weight if int8.max_weight() == 64 else weight * 127 / 64, None)
+    layer = Int8Linear.of(weight if int8.max_weight() == 64 else weight * 127 / 64, None)
     x = torch.tensor([[127.0, -127.0], [127.0, 3.0], [0.0, 0.0]])
     torch.testing.assert_close(layer(x), F.linear(x, layer.dequantize()), rtol=1e-6, atol=0)
 
@@ -41,7 +41,7 @@ def test_the_product_is_near_and_does_not_depend_on_the_other_rows():
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(96, 64, generator=generator)
     x = torch.randn(20, 64, generator=generator) * torch.logspace(-3, 3, 20)[:, None]
-    layer = Int8Linear(weight, None)
+    layer = Int8Linear.of(weight, None)
     exact = F.linear(x, weight)
     error = (layer(x) - exact).norm(dim=1) / exact.norm(dim=1)
     assert error.max() < 0.03
@@ -55,7 +55,7 @@ def test_the_parts_of_a_fused_projection_are_the_projections():
     norm = nn.LayerNorm(32)
     norm.weight, norm.bias = nn.Parameter(torch.rand(32) + 0.5), nn.Parameter(torch.randn(32))
     turn, head = rotation.mean_preserving_rotation(32), rotation.random_rotation(16)
-    mine = Int8SelfAttention(attn, turn, (norm.weight, norm.bias))
+    mine = Int8SelfAttention.of(attn, turn, (norm.weight, norm.bias))
     x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
     q, k, v = attn.projections(norm(x))
     for got, expected in zip(mine.projections(x @ turn), (q, k, v @ head), strict=True):
@@ -70,7 +70,7 @@ def test_features_are_attended_to_as_their_keys_and_values_would_be(n_texts):
     attn = Whisper(DIMS).eval().decoder.blocks[0].cross_attn
     norm, source = ((torch.rand(32) + 0.5, torch.randn(32)) for _ in range(2))
     turn = rotation.mean_preserving_rotation(32)
-    mine = Int8CrossAttention(attn, turn, norm, source)
+    mine = Int8CrossAttention.of(attn, turn, norm, source)
     x = torch.randn(2 * n_texts, 3, 32, generator=generator)
     features = torch.nn.functional.layer_norm(torch.randn(2, 7, 32, generator=generator), (32,))
     mask = masks.padding([5, 7], 7)
@@ -129,9 +129,9 @@ def test_turned_channels_share_what_one_of_them_had():
     plain, turned, in_parts = (
         float((layer(given) - exact).norm() / exact.norm())
         for layer, given in (
-            (Int8Linear(weight, None), x),
-            (Int8Linear(weight, None, turn), x @ turn),
-            (Int8Linear(weight, None, in_blocks=True), x),
+            (Int8Linear.of(weight, None), x),
+            (Int8Linear.of(weight, None, turn), x @ turn),
+            (Int8Linear.of(weight, None, in_blocks=True), x),
         )
     )
     assert turned < plain / 2

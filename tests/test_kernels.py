@@ -77,8 +77,8 @@ def test_packed_numbers_stand_where_a_tile_reads_them():
 def test_a_linear_layer_gives_what_pytorch_gives(without, n_threads, n_rows, n, k, options):
     weight, bias, x, residual = random(n, k), random(n), random(n_rows, k), random(n_rows, n)
     x[0] = 0  # a row of zeros has a scale, too
-    layer = Int8Linear(weight, bias, **options)
-    other = without(lambda: Int8Linear(weight, bias, **options))
+    layer = Int8Linear.of(weight, bias, **options)
+    other = without(lambda: Int8Linear.of(weight, bias, **options))
     assert layer.is_packed
     assert not other.is_packed
     assert torch.equal(layer.dequantize(), other.dequantize())
@@ -95,9 +95,9 @@ def test_a_feed_forward_part_gives_what_pytorch_gives(without, n_threads, n_rows
     x = random(n_rows, 64)
 
     def make():
-        up = Int8Linear(random(256, 64), random(256, seed=1), normalizes=True)
+        up = Int8Linear.of(random(256, 64), random(256, seed=1), normalizes=True)
         return Int8FeedForward(
-            up, torch.nn.GELU(), Int8Linear(random(64, 256, seed=2), None, in_blocks=True)
+            up, torch.nn.GELU(), Int8Linear.of(random(64, 256, seed=2), None, in_blocks=True)
         )
 
     got, expected = make()(x, x), without(lambda: make()(x, x))
@@ -109,7 +109,7 @@ def test_a_feed_forward_part_gives_what_pytorch_gives(without, n_threads, n_rows
 def test_gelu_is_exact_where_it_matters():
     """A layer of weights 1 and 0 hands its inputs to GELU as they are."""
     x = torch.linspace(-8, 8, 127 * 16 + 1)[:-1].view(-1, 16)
-    layer = Int8Linear(torch.eye(16), None)
+    layer = Int8Linear.of(torch.eye(16), None)
     linear = kernels.linear(x, *layer.matrix, 16)
     got = kernels.linear(x, *layer.matrix, 16, kernels.GELU)
     assert (got - F.gelu(linear)).abs().max() < 1e-6
@@ -167,7 +167,7 @@ def test_cross_attention_is_the_spelled_out_one(model, n_threads, n_queries):
     """For groups of clips, each with its own keys and mask; and each clip as it is alone."""
     attn = model.decoder.blocks[0].cross_attn
     norm = torch.ones(384), torch.zeros(384)
-    mine = Int8CrossAttention(attn, torch.eye(384), norm, norm)
+    mine = Int8CrossAttention.of(attn, torch.eye(384), norm, norm)
     q = random(4, 6, n_queries, 64)
     features = torch.randint(-127, 128, (4, 300, 384), dtype=torch.int8)
     groups = [

@@ -44,7 +44,6 @@ def load_model(
     import torch
 
     from asrmask.checkpoints.checkpoint import build
-    from asrmask.model import quantization
 
     compute_type = compute_type or "float32"
     if compute_type not in COMPUTE_TYPES:
@@ -63,12 +62,40 @@ def load_model(
         raise OptionError(f"device must be one of PyTorch's, got {device} ({reason})") from None
     if compute_type == "int8" and device.type != "cpu":
         raise OptionError(f"compute_type int8 is for a CPU, got {device}: float16 is for a GPU")
-    _, checkpoint = read(name, download_root)
-    dtype = None if compute_type == "int8" else getattr(torch, compute_type)
-    model = build(checkpoint, device, dtype)
     if compute_type == "int8":
+        return _load_int8(name, download_root)
+    _, checkpoint = read(name, download_root)
+    return build(checkpoint, device, getattr(torch, compute_type))
+
+
+def _load_int8(name: str, download_root: str | None) -> "TranscribingWhisper":
+    """From the cache folder, or quantized and written there."""
+    import torch
+
+    from asrmask.checkpoints import int8_cache
+    from asrmask.checkpoints.checkpoint import build
+    from asrmask.model import quantization
+
+    official_name = name if name in available_models() else ""
+    path = _official_path(name, download_root) if official_name else Path(name)
+    entry = int8_cache.entry(path, official_name)
+    model = int8_cache.load(entry) if entry else None
+    if model is None:
+        path, checkpoint = read(name, download_root)
+        model = build(checkpoint, torch.device("cpu"), None)
         quantization.quantize(model)
+        # as the weights were before they were read, unless they have just been downloaded
+        entry = entry or int8_cache.entry(path, official_name)
+        if entry:
+            int8_cache.save(entry, model)
     return model
+
+
+def _official_path(name: str, download_root: str | None) -> Path:
+    """Where an official model is, or will be once it is downloaded."""
+    from asrmask.checkpoints import registry
+
+    return registry.bundled_folder(name) or registry.cached_file(name, download_root)
 
 
 def read(name: str, download_root: str | None = None) -> "tuple[Path, Checkpoint]":

@@ -15,6 +15,7 @@ from asrmask.transcription.writers import WRITERS, SubtitleLayout
 if TYPE_CHECKING:
     from asrmask.decoding.options import DecodingOptions
     from asrmask.model.whisper import Whisper
+    from asrmask.transcription.jobs import JobRunner
     from asrmask.transcription.settings import Settings
 
 USAGE = "FILE… [OPTION…]"
@@ -170,6 +171,15 @@ def add_search(parser: argparse.ArgumentParser) -> Any:
 
 
 def run(args: argparse.Namespace) -> int:
+    from asrmask.malloc import keep_all_objects
+
+    with keep_all_objects():
+        runner = _start(args)
+    return runner.run(args.batch_size) if runner else 0
+
+
+def _start(args: argparse.Namespace) -> "JobRunner | None":
+    """Plan the outputs and load the model. None: nothing is to be done."""
     from asrmask.console import say
     from asrmask.transcription import jobs
 
@@ -188,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
     if n_done := len(planned) - len(todo):
         say(f"outputs are there already: {n_done} of {counted(len(planned), 'file')}")
     if not todo:
-        return 0
+        return None
     model, options = load(args, options)
     callbacks = None
     if args.diagnose:
@@ -196,8 +206,7 @@ def run(args: argparse.Namespace) -> int:
         from asrmask.transcription.window_loop import Callbacks
 
         callbacks = Callbacks(on_window=Diagnose(model))
-    runner = jobs.JobRunner(todo, model, settings, options, layout, args.verbose, callbacks)
-    return runner.run(args.batch_size)
+    return jobs.JobRunner(todo, model, settings, options, layout, args.verbose, callbacks)
 
 
 def options_from_args(args: argparse.Namespace) -> "tuple[Settings, DecodingOptions]":

@@ -86,6 +86,11 @@ def pack(integers: Tensor) -> Tensor:
     return tiles.transpose(-3, -2).contiguous()
 
 
+def empty(n: int, k: int) -> Tensor:
+    """Room for what `pack` makes of (n, k) integers."""
+    return torch.empty(-(-n // BLOCK), k // 4, BLOCK, 4, dtype=torch.uint8)
+
+
 def unpack(packed: Tensor, n: int) -> Tensor:
     """What was packed: (…, N, K) int8."""
     rows = packed.transpose(-3, -2).flatten(-2).flatten(-3, -2)[..., :n, :]
@@ -351,6 +356,11 @@ def pack_taps(weight: Tensor) -> tuple[Tensor, Tensor]:
     integers = (weight / scale[:, None, None]).round().to(torch.int16)
     pairs = integers.permute(2, 0, 1).unflatten(1, (n // BLOCK, BLOCK)).unflatten(-1, (k // 2, 2))
     return pairs.transpose(2, 3).contiguous(), scale
+
+
+def empty_taps(n: int, k: int, n_taps: int) -> Tensor:
+    """Room for what `pack_taps` makes of (n, k, taps) weights."""
+    return torch.empty(n_taps, n // BLOCK, k // 2, BLOCK, 2, dtype=torch.int16)
 
 
 def embed(frames: Tensor, weights: "Sequence[Tensor]", positions: Tensor) -> Tensor:

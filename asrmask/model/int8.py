@@ -6,6 +6,8 @@ alone. Cross-attention attends to the encoder's features directly (Int8CrossAtte
 
 Where asrmask/kernels runs, a module is one call of it, and its weights are stored as it reads them.
 Elsewhere PyTorch's operations give the same: the same integers, up to the rounding of floats.
+
+Constructors make empty modules of given sizes, for weights that are loaded. `of` quantizes floats.
 """
 
 import math
@@ -93,7 +95,6 @@ def split_rows(rows: Tensor) -> tuple[Tensor, ...]:
 class Int8Linear(nn.Module):
     """A linear layer with int8 weights (N, K) and a scale for each row.
 
-    rotation:   (K, K), multiplied into the weight; inputs are expected to be rotated too
     in_blocks:  every 16 channels of the weight and of the inputs are rotated
     normalizes: a layer norm, without weight and bias, comes first
 
@@ -104,34 +105,44 @@ class Int8Linear(nn.Module):
     scale: Tensor
     bias: Tensor
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        rotation: Tensor | None = None,
-        *,
-        in_blocks: bool = False,
-        normalizes: bool = False,
-    ):
+    def __init__(self, n_out: int, n_in: int, *, in_blocks: bool = False, normalizes: bool = False):
         super().__init__()
         self.in_blocks, self.normalizes = in_blocks, normalizes
-        self.n_out = len(weight)
-        self.is_packed = kernels.available() and weight.shape[1] % BLOCK_CHANNELS == 0
+        self.n_out = n_out
+        self.is_packed = kernels.available() and n_in % BLOCK_CHANNELS == 0
+        if self.is_packed:
+            weight = kernels.empty(n_out, n_in)
+            n_out = len(weight) * kernels.BLOCK
+        else:
+            weight = torch.empty(n_out, n_in, dtype=torch.int8)
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", torch.empty(n_out))
+        self.register_buffer("bias", torch.empty(n_out))
+
+    @classmethod
+    def of(
+        cls, weight: Tensor, bias: Tensor | None, rotation: Tensor | None = None, **flags: bool
+    ) -> "Int8Linear":
+        """Quantize a weight (N, K).
+
+        rotation: (K, K), multiplied into the weight; inputs are expected to be rotated too
+        flags:    in_blocks, normalizes
+        """
+        layer = cls(*weight.shape, **flags)
         weight = weight.detach()
         scale = torch.empty(len(weight))
         integers = torch.empty(weight.shape, dtype=torch.int8)
         for part in torch.arange(len(weight)).split(4096):  # a whole vocabulary takes much memory
             rows = weight[part].float()
             rows = rows if rotation is None else rows @ rotation
-            rows = rotate_blocks(rows) if in_blocks else rows
+            rows = rotate_blocks(rows) if layer.in_blocks else rows
             integers[part], step = quantize_rows(rows, max_weight())
             scale[part] = step[:, 0]
         bias = torch.zeros_like(scale) if bias is None else bias.detach().float()
-        if self.is_packed:
+        if layer.is_packed:
             integers, scale, bias = kernels.pack(integers), kernels.pad(scale), kernels.pad(bias)
-        self.register_buffer("weight", integers)
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", bias)
+        layer.weight, layer.scale, layer.bias = integers, scale, bias
+        return layer
 
     @property
     def matrix(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,20 +224,26 @@ class Int8SelfAttention(Int8Attention):
 
     products = Int16Products()
 
-    def __init__(self, attn: MultiHeadAttention, rotation: Tensor, norm: Affine):
-        """norm: of the layer norm before it, which is part of the product"""
+    def __init__(self, width: int, n_head: int, place: str):
         nn.Module.__init__(self)
-        self.n_head = attn.n_head
-        self.place = attn.place
-        head = rotate_heads(len(rotation), self.n_head)
+        self.n_head, self.place = n_head, place
+        self.fused = Int8Linear(3 * width, width, normalizes=True)
+        self.out = Int8Linear(width, width)
+
+    @classmethod
+    def of(cls, attn: MultiHeadAttention, rotation: Tensor, norm: Affine) -> "Int8SelfAttention":
+        """norm: of the layer norm before it, which is part of the product"""
+        layer = cls(len(rotation), attn.n_head, attn.place)
+        head = rotate_heads(len(rotation), attn.n_head)
         parts = [
             fold_layernorm(norm, attn.query.weight, attn.query.bias),
             fold_layernorm(norm, attn.key.weight, None),
             fold_layernorm(norm, head.T @ attn.value.weight, attn.value.bias @ head),
         ]
         weights, biases = (torch.cat(several) for several in zip(*parts, strict=True))
-        self.fused = Int8Linear(weights, biases, rotation, normalizes=True)
-        self.out = Int8Linear(rotation.T @ attn.out.weight @ head, attn.out.bias @ rotation)
+        layer.fused = Int8Linear.of(weights, biases, rotation, normalizes=True)
+        layer.out = Int8Linear.of(rotation.T @ attn.out.weight @ head, attn.out.bias @ rotation)
+        return layer
 
     def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.fused(x).chunk(3, dim=-1)
@@ -249,12 +266,19 @@ class Int8PerHeadLinear(nn.Module):
     scale: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None):
+    def __init__(self, n_head: int, n_out: int, n_in: int):
         super().__init__()
-        digits, scale = two_digit_int8(weight.detach(), max_weight())
-        self.register_buffer("weight", digits)
-        self.register_buffer("scale", scale.transpose(1, 2))
-        self.register_buffer("bias", torch.zeros_like(scale[..., 0]) if bias is None else bias)
+        self.register_buffer("weight", torch.empty(n_head, 2 * n_out, n_in, dtype=torch.int8))
+        self.register_buffer("scale", torch.empty(n_head, 1, n_out))
+        self.register_buffer("bias", torch.empty(n_head, n_out))
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> "Int8PerHeadLinear":
+        layer = cls(*weight.shape)
+        layer.weight, scale = two_digit_int8(weight.detach(), max_weight())
+        layer.scale = scale.transpose(1, 2)
+        layer.bias = torch.zeros_like(scale[..., 0]) if bias is None else bias
+        return layer
 
     def dequantize(self) -> Tensor:
         """The weights as floats, (H, N, K)."""
@@ -276,13 +300,19 @@ class HalfPerHeadLinear(nn.Module):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None):
+    def __init__(self, n_head: int, n_out: int, n_in: int):
         super().__init__()
         # as integers, because converting a model's floats must not change them
-        bits = weight.detach().mT.contiguous().half().view(torch.int16)
-        self.register_buffer("weight", bits)
+        self.register_buffer("weight", torch.empty(n_head, n_in, n_out, dtype=torch.int16))
+        self.register_buffer("bias", torch.empty(n_head, n_out))
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> "HalfPerHeadLinear":
+        layer = cls(*weight.shape)
+        layer.weight = weight.detach().mT.contiguous().half().view(torch.int16)
         bias = weight.new_zeros(weight.shape[:2]) if bias is None else bias
-        self.register_buffer("bias", bias.detach().float().contiguous())
+        layer.bias = bias.detach().float().contiguous()
+        return layer
 
     def dequantize(self) -> Tensor:
         """The weights as floats, (H, N, K)."""
@@ -302,26 +332,40 @@ class Int8CrossAttention(Int8Attention):
     `attend`, all heads are queries of one wide head, and this class has its products.
     """
 
-    def __init__(self, attn: MultiHeadAttention, rotation: Tensor, norm: Affine, source: Affine):
-        """norm, source: of the layer norms before the queries and before the features"""
+    query: Int8Linear  # type: ignore[assignment]
+    inward: Int8PerHeadLinear | HalfPerHeadLinear
+    outward: Int8PerHeadLinear | HalfPerHeadLinear
+
+    def __init__(self, width: int, n_head: int, place: str):
         nn.Module.__init__(self)
-        self.n_head = attn.n_head
-        self.place = attn.place
-        shape = self.n_head, len(rotation) // self.n_head  # (H, d)
-        head = rotate_heads(len(rotation), self.n_head)
+        self.n_head, self.place = n_head, place
+        n_channels = width // n_head
+        self.is_packed = kernels.available() and n_channels == kernels.HEAD_WIDTH
+        self.query = Int8Linear(width, width, normalizes=True)
+        linear = HalfPerHeadLinear if self.is_packed else Int8PerHeadLinear
+        self.inward = linear(n_head, width, n_channels)
+        self.outward = linear(n_head, n_channels, width)
+        self.out = Int8Linear(width, width)
+
+    @classmethod
+    def of(
+        cls, attn: MultiHeadAttention, rotation: Tensor, norm: Affine, source: Affine
+    ) -> "Int8CrossAttention":
+        """norm, source: of the layer norms before the queries and before the features"""
+        layer = cls(len(rotation), attn.n_head, attn.place)
+        shape = attn.n_head, len(rotation) // attn.n_head  # (H, d)
+        head = rotate_heads(len(rotation), attn.n_head)
         weight, bias = fold_layernorm(norm, head.T @ attn.query.weight, attn.query.bias @ head)
-        query = Int8Linear(weight, bias, rotation, normalizes=True)
-        self.query = query  # type: ignore[assignment]
+        layer.query = Int8Linear.of(weight, bias, rotation, normalizes=True)
         # the bias of keys adds the same to all scores of a query: softmax ignores it
         keys, _ = fold_layernorm(source, head.T @ attn.key.weight, None)
         values, bias = fold_layernorm(source, head.T @ attn.value.weight, attn.value.bias @ head)
         # `attend` divides by the root of the width, which is H times that of a head
-        keys = (keys @ rotation).view(*shape, -1).transpose(1, 2) * math.sqrt(self.n_head)
-        self.is_packed = kernels.available() and shape[1] == kernels.HEAD_WIDTH
-        linear = HalfPerHeadLinear if self.is_packed else Int8PerHeadLinear
-        self.inward = linear(keys)
-        self.outward = linear((values @ rotation).view(*shape, -1), bias.view(shape))
-        self.out = Int8Linear(rotation.T @ attn.out.weight @ head, attn.out.bias @ rotation)
+        keys = (keys @ rotation).view(*shape, -1).transpose(1, 2) * math.sqrt(attn.n_head)
+        layer.inward = layer.inward.of(keys)
+        layer.outward = layer.outward.of((values @ rotation).view(*shape, -1), bias.view(shape))
+        layer.out = Int8Linear.of(rotation.T @ attn.out.weight @ head, attn.out.bias @ rotation)
+        return layer
 
     def group(self, features: Tensor, mask: Tensor | None) -> KeyValues:
         """Int8 features (B, K, D) as keys and values of one wide head."""
@@ -382,16 +426,26 @@ class Int8TokenEmbedding(nn.Module):
     bias: Tensor
     half_weight: Tensor
 
-    def __init__(self, table: Tensor, rotation: Tensor, norm: Affine):
+    def __init__(self, n_vocab: int, width: int):
         super().__init__()
-        self.linear = Int8Linear(table, None, rotation)
+        self.linear = Int8Linear(n_vocab, width)
+        self.register_buffer("weight", torch.empty(width, width))
+        self.register_buffer("bias", torch.empty(width))
+        self.is_packed = self.linear.is_packed and width % kernels.BLOCK == 0
+        if self.is_packed:  # as integers, because converting a model's floats must not change them
+            half_weight = torch.empty(width, width, dtype=torch.int16)
+            self.register_buffer("half_weight", half_weight)
+
+    @classmethod
+    def of(cls, table: Tensor, rotation: Tensor, norm: Affine) -> "Int8TokenEmbedding":
+        layer = cls(*table.shape)
+        layer.linear = Int8Linear.of(table, None, rotation)
         # the norm's weights stay between: they cannot go into a table that is read from both sides
         weight = rotation.T @ norm[0].diag() @ rotation
-        self.register_buffer("weight", weight)
-        self.register_buffer("bias", norm[1] @ rotation)
-        self.is_packed = self.linear.is_packed and len(rotation) % kernels.BLOCK == 0
-        if self.is_packed:  # as integers, because converting a model's floats must not change them
-            self.register_buffer("half_weight", weight.T.contiguous().half().view(torch.int16))
+        layer.weight, layer.bias = weight, norm[1] @ rotation
+        if layer.is_packed:
+            layer.half_weight = weight.T.contiguous().half().view(torch.int16)
+        return layer
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(…) → (…, D)"""

@@ -39,29 +39,46 @@ class RotatedAudioEncoder(AudioEncoder):
 
     rotation: Tensor
 
-    def __init__(self, encoder: AudioEncoder, rotation: Tensor):
+    def __init__(self, encoder: AudioEncoder):
+        """Parts are those of an encoder; what is added is empty."""
         nn.Module.__init__(self)
         self.n_mels = encoder.n_mels
-        positions = encoder.positional_embedding.float() @ rotation
-        self.register_buffer("positional_embedding", positions)
         self.blocks, self.ln_post = encoder.blocks, encoder.ln_post
-        is_whole = len(rotation) % kernels.BLOCK == 0 and self.n_mels % kernels.LANES == 0
+        n_ctx, n_state = encoder.positional_embedding.shape
+        self.register_buffer("positional_embedding", torch.empty(n_ctx, n_state))
+        is_whole = n_state % kernels.BLOCK == 0 and self.n_mels % kernels.LANES == 0
         self.is_packed = kernels.available() and is_whole
         if self.is_packed:
-            no_bias = torch.zeros(len(rotation))
-            self._pack("conv1", encoder.conv1.weight, encoder.conv1.bias)
-            self._pack("conv2", encoder.conv2.weight, encoder.conv2.bias)
-            self._pack("rotation", rotation.T[:, :, None], no_bias)
+            sizes = {"conv1": (self.n_mels, 3), "conv2": (n_state, 3), "rotation": (n_state, 1)}
+            for name, (n_in, n_taps) in sizes.items():
+                taps = kernels.empty_taps(n_state, n_in, n_taps)
+                self.register_buffer(f"{name}_weight", taps)
+                self.register_buffer(f"{name}_scale", torch.empty(n_state))
+                self.register_buffer(f"{name}_bias", torch.empty(n_state))
         else:
-            self.conv1, self.conv2 = encoder.conv1.float(), encoder.conv2.float()
-            self.register_buffer("rotation", rotation)
+            self.conv1, self.conv2 = encoder.conv1, encoder.conv2
+            self.register_buffer("rotation", torch.empty(n_state, n_state))
+
+    @classmethod
+    def of(cls, encoder: AudioEncoder, rotation: Tensor) -> "RotatedAudioEncoder":
+        rotated = cls(encoder)
+        rotated.positional_embedding = encoder.positional_embedding.float() @ rotation
+        if rotated.is_packed:
+            no_bias = torch.zeros(len(rotation))
+            rotated._pack("conv1", encoder.conv1.weight, encoder.conv1.bias)
+            rotated._pack("conv2", encoder.conv2.weight, encoder.conv2.bias)
+            rotated._pack("rotation", rotation.T[:, :, None], no_bias)
+        else:
+            rotated.conv1, rotated.conv2 = encoder.conv1.float(), encoder.conv2.float()
+            rotated.rotation = rotation
+        return rotated
 
     def _pack(self, name: str, weight: Tensor, bias: Tensor | None) -> None:
         assert bias is not None
         integers, scale = kernels.pack_taps(weight.detach().float())
-        self.register_buffer(f"{name}_weight", integers)
-        self.register_buffer(f"{name}_scale", scale)
-        self.register_buffer(f"{name}_bias", bias.detach().float())
+        setattr(self, f"{name}_weight", integers)
+        setattr(self, f"{name}_scale", scale)
+        setattr(self, f"{name}_bias", bias.detach().float())
 
     def embed(self, mel: Tensor, first: int, end: int) -> Tensor:
         if not self.is_packed:
@@ -175,29 +192,54 @@ def quantize(model: Whisper) -> None:
     for block in (*encoder.blocks, *decoder.blocks):
         block.float()
         _quantize_block(block, rotation, source)
-    model.encoder = RotatedAudioEncoder(encoder, rotation)
+    model.encoder = RotatedAudioEncoder.of(encoder, rotation)
     decoder.positional_embedding.data = decoder.positional_embedding.float() @ rotation
     table = decoder.token_embedding.weight
-    embedding = Int8TokenEmbedding(table, rotation, take_affine(decoder.ln))
+    embedding = Int8TokenEmbedding.of(table, rotation, take_affine(decoder.ln))
     decoder.token_embedding = embedding  # type: ignore[assignment]
     model.decoder = Int8TextDecoder(decoder)
     model.float()
 
 
+def empty_like_quantized(model: Whisper) -> None:
+    """Replace the modules of a model without weights (on the meta device) as `quantize` does."""
+    encoder, decoder = model.encoder, model.decoder
+    width = model.dims.n_audio_state
+    for block in (*encoder.blocks, *decoder.blocks):
+        block.attn = Int8SelfAttention(width, block.attn.n_head, block.attn.place)
+        if hasattr(block, "cross_attn"):
+            cross = block.cross_attn
+            block.cross_attn = Int8CrossAttention(width, cross.n_head, cross.place)
+        block.mlp = Int8FeedForward(
+            Int8Linear(4 * width, width, normalizes=True),
+            nn.GELU(),
+            Int8Linear(width, 4 * width, in_blocks=True),
+        )
+        _remove_norms(block)
+    model.encoder = RotatedAudioEncoder(encoder)
+    embedding = Int8TokenEmbedding(model.dims.n_vocab, width)
+    decoder.token_embedding = embedding  # type: ignore[assignment]
+    model.decoder = Int8TextDecoder(decoder)
+
+
 def _quantize_block(block: Block, rotation: Tensor, source: Affine) -> None:
     """source: of the layer norm after the encoder"""
-    block.attn = Int8SelfAttention(block.attn, rotation, take_affine(block.attn_ln))
-    norms = ["attn_ln", "mlp_ln"]
+    block.attn = Int8SelfAttention.of(block.attn, rotation, take_affine(block.attn_ln))
     if hasattr(block, "cross_attn"):
         norm = take_affine(block.cross_attn_ln)
-        block.cross_attn = Int8CrossAttention(block.cross_attn, rotation, norm, source)
-        norms.append("cross_attn_ln")
+        block.cross_attn = Int8CrossAttention.of(block.cross_attn, rotation, norm, source)
     up, down = cast("nn.Linear", block.mlp[0]), cast("nn.Linear", block.mlp[2])
     norm = take_affine(block.mlp_ln)
     block.mlp = Int8FeedForward(
-        Int8Linear(*fold_layernorm(norm, up.weight, up.bias), rotation, normalizes=True),
+        Int8Linear.of(*fold_layernorm(norm, up.weight, up.bias), rotation, normalizes=True),
         nn.GELU(),
-        Int8Linear(rotation.T @ down.weight, down.bias @ rotation, in_blocks=True),
+        Int8Linear.of(rotation.T @ down.weight, down.bias @ rotation, in_blocks=True),
     )
-    for name in norms:  # the layers after them normalize
-        setattr(block, name, nn.Identity())
+    _remove_norms(block)
+
+
+def _remove_norms(block: Block) -> None:
+    """The layers after them normalize."""
+    for name in ("attn_ln", "cross_attn_ln", "mlp_ln"):
+        if hasattr(block, name):
+            setattr(block, name, nn.Identity())

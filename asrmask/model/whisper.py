@@ -12,10 +12,11 @@ from asrmask.model.encoder import AudioEncoder
 
 
 def hash_weights(module: nn.Module, digest: "hashlib._Hash") -> None:
-    """Add a module's weights to a hash, as float32, whatever file or precision they came from."""
+    """Add a module's weights to a hash: floats as float32, whatever precision they came from."""
     for name, weight in sorted(module.state_dict().items()):
         digest.update(name.encode())
-        digest.update(weight.float().cpu().contiguous().numpy().data)
+        values = weight.float() if weight.is_floating_point() else weight
+        digest.update(values.cpu().contiguous().numpy().data)
 
 
 class Whisper(nn.Module):

@@ -1,7 +1,7 @@
 """Convert text to token ids and back."""
 
-import base64
 import string
+from binascii import a2b_base64
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -51,7 +51,7 @@ class Vocabulary:
 def vocabulary(name: str, n_languages: int) -> Vocabulary:
     """Load openai-whisper's vocabulary file of that name and add the special tokens."""
     lines = assets.path(f"{name}.tiktoken").read_bytes().splitlines()
-    tokens = [base64.b64decode(line.split()[0]) for line in lines if line]  # in the order of ids
+    tokens = [a2b_base64(line.split()[0]) for line in lines if line]  # in the order of ids
     specials = [
         *("endoftext", "startoftranscript"),
         *list(LANGUAGES)[:n_languages],
