@@ -1,10 +1,14 @@
 """Int8: whole numbers row by row, so that a batch says what its clips say alone."""
 
+import platform
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from asrmask import kernels
 from asrmask.audio.spectrogram import Features
 from asrmask.checkpoints import load_model
 from asrmask.errors import OptionError
@@ -166,6 +170,15 @@ def test_weights_are_a_quarter_and_features_near(model, quantized, sample):
         + norm.bias
     )
     assert (mine - real).norm() / real.norm() < 0.04
+
+
+def test_the_kernels_run_where_they_can():
+    info = Path("/proc/cpuinfo")
+    if not info.exists() or "x86_64" not in platform.machine():
+        pytest.skip("the kernels are for Linux on x86-64")
+    (flags, *_) = (line for line in info.read_text().splitlines() if line.startswith("flags"))
+    needed = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni", "fma", "f16c"}
+    assert kernels.available() == (needed <= set(flags.split()))
 
 
 def test_compute_types_are_checked():

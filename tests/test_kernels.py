@@ -1,7 +1,6 @@
 """The kernels in C: the same numbers as PyTorch's operations, row by row, with the same masks."""
 
 import copy
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -12,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from asrmask import kernels, load_model
 from asrmask.audio.recording import Recording
 from asrmask.audio.spectrogram import Features, Spectrogram
+from asrmask.errors import OptionError
 from asrmask.kernels import PackedFeatures
 from asrmask.model import masks
 from asrmask.model.decoder import TextDecoder
@@ -253,6 +253,12 @@ def test_a_step_is_the_steps_of_all_layers(quantized, n_threads, n_texts):
         assert torch.equal(got[:, i::n_texts], steps(type(decoder).forward, 1))
 
 
+def test_a_converted_model_is_refused_in_one_line(quantized):
+    model = copy.deepcopy(quantized).half()
+    with pytest.raises(OptionError, match=r"must be float32 on the CPU, got torch.float16 on cpu"):
+        encode(model, [Features(random(80, 200), 200)])
+
+
 def test_a_copy_of_a_model_steps_with_its_own_weights(quantized):
     window, tokens = Features(random(80, 200), 200), torch.tensor([[5]])
     copied = copy.deepcopy(quantized)
@@ -279,8 +285,3 @@ def test_the_likeliest_tokens_are_pytorchs(n_threads):
     assert tokens == best
     assert tokens[2] == 7
     assert logprobs == pytest.approx(expected, abs=1e-5)
-
-
-def test_the_kernels_are_there_where_they_can_run():
-    flags = Path("/proc/cpuinfo").read_text()
-    assert "avx512_vnni" in flags

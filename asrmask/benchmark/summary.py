@@ -17,6 +17,9 @@ REFERENCE = "openai-whisper"  # ratios are relative to it, or else to the first 
 OTHER = "CTranslate2"  # the library that parts of models are compared with
 MEMORY = "peak RSS, MB"
 EXACT = "asrmask"  # float32 with full padding, as openai-whisper computes
+ALL_SETS = "all data sets together"
+# the same at temperature 0 alone, with the other options of the preset
+STRICT = "asrmask:preset=fast,full,compute_type=float32"
 AXES = {  # of scaling: name with unit, unit of the slope
     "clip": ("length of a clip, s", "s of audio"),
     "file": ("length of a file, minutes", "minute of audio"),
@@ -134,13 +137,18 @@ def ratios(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def wer_difference(
-    result: dict[str, Any], model: str, works: Sequence[str], decoding: str, system: str
+    result: dict[str, Any],
+    model: str,
+    works: Sequence[str],
+    decoding: str,
+    system: str,
+    baseline: str = EXACT,
 ) -> tuple[str, str, str] | None:
-    """Format WER % of a system and of the exact one on some works, and the difference.
+    """Format WER % of a system and of another one on some works, and the difference.
 
     The difference has its 95 % interval, paired, by speaker or clip. None: not measured.
     """
-    errors: dict[str, list[Errors]] = {system: [], EXACT: []}
+    errors: dict[str, list[Errors]] = {system: [], baseline: []}
     groups = group_runs(result)
     for work, name in product(works, errors):
         runs = groups.get((model, work, decoding, name), [])
@@ -149,8 +157,8 @@ def wer_difference(
             return None
         errors[name] += [Errors(**e) for e in measured[0]]
     blocks = [speaker for work in works for speaker in result["works"][work]["speakers"]]
-    wer, exact = 100 * total(errors[system]).wer, 100 * total(errors[EXACT]).wer
-    low, high = (100 * x for x in difference_interval(errors[system], errors[EXACT], blocks))
+    wer, exact = 100 * total(errors[system]).wer, 100 * total(errors[baseline]).wer
+    low, high = (100 * x for x in difference_interval(errors[system], errors[baseline], blocks))
     return f"{wer:.2f}", f"{exact:.2f}", f"{wer - exact:+.2f} ({low:+.2f} … {high:+.2f})"
 
 
@@ -315,13 +323,22 @@ def _ratio_table(result: dict[str, Any]) -> ReportTable:
 def _wer_table(result: dict[str, Any]) -> ReportTable:
     """Compare the WER of asrmask's faster settings with the exact one."""
     title = "Word error rate compared with float32 and full padding"
-    headings = ("data set", "system", "WER %", "WER %, exact", "difference, 95 % interval (paired)")
-    rows = []
+    headings = (
+        *("data set", "system", "WER %", "beside", "its WER %"),
+        "difference, 95 % interval (paired)",
+    )
+    keys: dict[tuple[str, str, str], list[str]] = {}  # model, decoding and system → works
     for model, work, decoding, system in group_runs(result):
-        if system == EXACT or not system.startswith(EXACT):
-            continue
-        if percents := wer_difference(result, model, [work], decoding, system):
-            rows.append([title_of(result, model, work, decoding), system, *percents])
+        if system.startswith(EXACT) and system not in {EXACT, STRICT}:
+            keys.setdefault((model, decoding, system), []).append(work)
+    rows = []
+    for (model, decoding, system), works in keys.items():
+        sets = {work: [work] for work in works} | ({ALL_SETS: works} if len(works) > 1 else {})
+        for (name, several), baseline in product(sets.items(), (EXACT, STRICT)):
+            if found := wer_difference(result, model, several, decoding, system, baseline):
+                wer, exact, difference = found
+                data_set = title_of(result, model, name, decoding)
+                rows.append([data_set, system, wer, baseline, exact, difference])
     return ReportTable(title, headings, rows)
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from asrmask.errors import OptionError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -107,6 +109,13 @@ def pad(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, -len(x) % BLOCK))
 
 
+def _checked(x: Tensor) -> Tensor:
+    """x, contiguous. Models that were converted or moved cannot compute with it."""
+    if x.dtype != torch.float32 or not x.is_cpu:
+        raise OptionError(f"int8 models must be float32 on the CPU, got {x.dtype} on {x.device}")
+    return x.contiguous()
+
+
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -121,8 +130,8 @@ def linear(
     weight, scale, bias: packed, padded, padded
     flags:               NORMALIZE x first, ROTATE blocks of 16 channels, GELU at the end
     """
-    x = x.contiguous()
-    residual = None if residual is None else residual.contiguous()
+    x = _checked(x)
+    residual = None if residual is None else _checked(residual)
     out = x.new_empty(*x.shape[:-1], n)
     k = x.shape[-1]
     library = _library()
@@ -140,7 +149,7 @@ def feed_forward(
     x: Tensor, up: tuple[Tensor, Tensor, Tensor], down: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor:
     """x + down(gelu(up(normalized x))): (…, K) → (…, K); up, down: weight, scale and bias."""
-    x = x.contiguous()
+    x = _checked(x)
     out = torch.empty_like(x)
     n, k = len(up[1]), x.shape[-1]
     n_rows = x.numel() // k
@@ -305,7 +314,7 @@ def decoder_step(
     n_clips = len(clips) // 4
     n_texts, n_head, capacity, width = cache[0].shape
     tokens = tokens.contiguous()
-    x = cache[0].new_empty(n_texts, 1, n_head * width)
+    x = _checked(cache[0].new_empty(n_texts, 1, n_head * width))
     memory = x.new_empty(9 * x.numel())
     library = _library()
     assert library is not None
@@ -320,7 +329,7 @@ def decoder_step(
 
 def project(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x (R, K) times weight (K, N), float16, plus bias (N): (R, N). N is a multiple of 64."""
-    x = x.contiguous()
+    x = _checked(x)
     out = x.new_empty(len(x), len(bias))
     library = _library()
     assert library is not None
@@ -333,7 +342,7 @@ def project(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def choose_tokens(logits: Tensor) -> tuple[list[int], list[float]]:
     """The likeliest token of each row (R, n_vocab), and the logarithm of its probability."""
-    logits = logits.contiguous()
+    logits = _checked(logits)
     tokens = torch.zeros(len(logits), dtype=torch.int64)
     sums = logits.new_empty(len(logits))
     library = _library()
@@ -371,7 +380,7 @@ def embed(frames: Tensor, weights: "Sequence[Tensor]", positions: Tensor) -> Ten
     positions: (⌈N / 2⌉, D)
     returns (⌈N / 2⌉, D)
     """
-    frames, positions = frames.contiguous(), positions.contiguous()
+    frames, positions = _checked(frames), _checked(positions)
     (n_frames, n_mels), n = frames.shape, positions.shape[1]
     library = _library()
     assert library is not None
