@@ -18,8 +18,7 @@ def encoder_operations(dims: ModelDimensions, plan: Plan) -> int:
 
 def keys_values_operations(dims: ModelDimensions, plan: Plan) -> int:
     """Operations for the decoder's keys and values of one window."""
-    n = plan.positions[1] - plan.positions[0]
-    return 4 * n * dims.n_audio_state**2 * dims.n_text_layer
+    return 4 * plan.n_computed * dims.n_audio_state**2 * dims.n_text_layer
 
 
 def token_operations(dims: ModelDimensions, plan: Plan) -> int:
