@@ -164,10 +164,13 @@ def test_a_system_is_set_beside_each_other_one(result):
 def test_word_error_rates_are_set_beside_the_exact_ones(result):
     better = [{"substitutions": 0, "deletions": 0, "insertions": 1, "n_words": 8}] * 2
     result["runs"] += [entry("asrmask:preset=fast", 1, 1.0, errors=better)]
+    strict = [{**errors, "insertions": 2} for errors in better]
+    result["runs"] += [entry(summary.STRICT, 1, 1.0, errors=strict)]
     result["works"]["short"]["speakers"] = ["one", "two"]
     told = summary.markdown(result)
     fast = "| short, greedy | asrmask:preset=fast |"
-    assert f"{fast} 12.50 | 25.00 | -12.50 (-12.50 … -12.50) |" in told
+    for other in ("asrmask", summary.STRICT):
+        assert f"{fast} 12.50 | {other} | 25.00 | -12.50 (-12.50 … -12.50) |" in told
     assert f"{fast} openai-whisper | 8.00 | 1.00 | 1.00 | 1.00 |" in told
 
 

@@ -1,8 +1,8 @@
 """Int8 products and attention in C, for x86-64 processors with AVX-512 VNNI (on Linux).
 
 The library is compiled when asrmask is installed (scripts/build.py). Where it is missing, or the
-processor is another one, `available` is False and PyTorch's operations are used instead. Weights
-are the same on both ways. Every row of a result depends on its own input alone, whatever else is in
+processor is another one, `available` is False and PyTorch's operations are used instead, with the
+same weights. Every row of a result depends on its own input alone, whatever else is in
 the batch and however many threads there are.
 """
 
@@ -25,33 +25,23 @@ BLOCK = 64  # outputs, or keys, that are packed together
 LANES = 16  # numbers that are computed together
 HEAD_WIDTH = 64  # of every Whisper model
 MAX_FRAME = 4095  # as in embedding.c
-NORMALIZE, GELU, ROTATE = 1, 2, 4  # as in linear.c
+NORMALIZE, GELU, ROTATE = 1, 2, 4  # as in layers.h
 OFFSET = 128  # packed integers are unsigned: so much larger
-FEW_ROWS = 64  # as in linear.c
+FEW_ROWS = 64  # as in layers.h
 MIN_QUERIES = 16  # for fewer, packing keys takes longer than it saves
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-_MATRIX = [_POINTER] * 3
-_ARGUMENTS = {
-    "asrmask_linear": [*_MATRIX, *[_INT] * 3, _POINTER, _LONG, *[_POINTER] * 2, _INT],
-    "asrmask_feed_forward": [
-        *(*_MATRIX, *_MATRIX, *[_INT] * 2, _POINTER, _LONG, *[_POINTER] * 2, _INT)
-    ],
-    "asrmask_attention": [*[_POINTER] * 5, _LONG, _POINTER, *[_INT] * 5],
-    "asrmask_cross_attention": [
-        *([_POINTER] * 3 + [_INT] * 2 + [ctypes.c_float, _POINTER] + [_INT] * 2),
-        *([_POINTER] * 3 + [_INT]),
-    ],
-    "asrmask_decoder_step": [
-        *(_POINTER, _POINTER, _INT, _INT, ctypes.c_float, _POINTER, _INT, _INT),
-        *(_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _INT),
-    ],
-    "asrmask_project": [_POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _INT],
-    "asrmask_embed": [
-        *([_POINTER] * 9 + [_POINTER, _LONG, _INT, _INT]),
-        *([_POINTER] * 3 + [_INT]),
-    ],
-    "asrmask_choose_tokens": [_POINTER, _INT, _LONG, _POINTER, _POINTER, _INT],
+_TYPES = {"p": _POINTER, "i": _INT, "l": _LONG, "f": ctypes.c_float}
+_ARGUMENTS = {  # as in the C code: pointers, ints, longs and floats
+    "asrmask_linear": "ppp iii pl pp i",
+    "asrmask_feed_forward": "ppp ppp ii pl pp i",
+    "asrmask_attention": "ppp p pl p iiii i",
+    "asrmask_cross_attention": "ppp ii f p ii pp p i",
+    "asrmask_decoder_step": "pp ii f p ii p ii ppp i",
+    "asrmask_project": "pp ii pi p i",
+    "asrmask_embed": "ppp ppp ppp pl ii ppp i",
+    "asrmask_embedding_memory": "l ii",
+    "asrmask_choose_tokens": "pil pp i",
 }
 
 
@@ -67,11 +57,11 @@ def _library() -> ctypes.CDLL | None:
     if not library.asrmask_supported():
         return None
     library.asrmask_use_openmp(ctypes.cast(parallel, _POINTER))
-    library.asrmask_embedding_memory.argtypes = [_LONG, _INT, _INT]
-    library.asrmask_embedding_memory.restype = _LONG
-    for name, arguments in _ARGUMENTS.items():
+    for name, types in _ARGUMENTS.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
+        function.argtypes = [_TYPES[letter] for letter in types.replace(" ", "")]
+        function.restype = None
+    library.asrmask_embedding_memory.restype = _LONG
     return library
 
 
