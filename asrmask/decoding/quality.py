@@ -15,7 +15,7 @@ LONG_REPEAT = 6  # tokens: nobody repeats so long a phrase at once
 TEXT_TOKENS = 50_256  # ids below are text in every vocabulary; special tokens follow
 MAX_LATE_S = 1.0  # latest start of words after the end of the audio
 LOUD = 0.4  # a loud frame is at most this far below the 95th percentile, mean over Mel bands: 16 dB
-MIN_TEXT_RATE = 10  # bytes of text per second of loud frames; speech has 15 or more
+MIN_TEXT_RATE = 13  # bytes of text per second of loud frames; complete texts have 14 or more
 MIN_LOUD_S = 1.0
 
 
