@@ -205,6 +205,6 @@ def test_a_text_is_too_short_for_loud_speech_only():
     mel[:, 100:900] = 0.5  # 8 s that are loud
     window = Features(mel, 1500)
     assert stops_early("Chapter one.", window)
-    assert not stops_early("as much text as people say in a few seconds" * 2, window)
+    assert not stops_early("as much text as people say in a few seconds" * 3, window)
     mel[:, 180:900] = -1.0
     assert not stops_early("No.", Features(mel, 1500))
