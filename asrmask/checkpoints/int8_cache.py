@@ -24,7 +24,7 @@ from asrmask.model.quantization import empty_like_quantized
 from asrmask.model.virtual_padding import cache_folder
 from asrmask.transcription.api import TranscribingWhisper
 
-VERSION = 1  # part of the signature: change it when quantizing gives other weights
+VERSION = 3  # part of the signature: change it when quantizing gives other weights
 DTYPES = {torch.float32: "F32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"}
 ALIGNMENT = 64  # bytes of a cache line; the sizes of weights are multiples of it
 FOLDERS = (".", "onnx")  # in a folder of weights

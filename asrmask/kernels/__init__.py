@@ -25,7 +25,7 @@ BLOCK = 64  # outputs, or keys, that are packed together
 LANES = 16  # numbers that are computed together
 HEAD_WIDTH = 64  # of every Whisper model
 MAX_FRAME = 4095  # as in embedding.c
-NORMALIZE, GELU, ROTATE = 1, 2, 4  # as in layers.h
+NORMALIZE, GELU, ROTATE, TWO_DIGITS = 1, 2, 4, 8  # as in layers.h
 OFFSET = 128  # packed integers are unsigned: so much larger
 FEW_ROWS = 64  # as in layers.h
 MIN_QUERIES = 16  # for fewer, packing keys takes longer than it saves
@@ -34,13 +34,14 @@ _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _TYPES = {"p": _POINTER, "i": _INT, "l": _LONG, "f": ctypes.c_float}
 _ARGUMENTS = {  # as in the C code: pointers, ints, longs and floats
     "asrmask_linear": "ppp iii pl pp i",
-    "asrmask_feed_forward": "ppp ppp ii pl pp i",
+    "asrmask_feed_forward": "ppp ppp iii pl pp i",
     "asrmask_attention": "ppp p pl p iiii i",
     "asrmask_cross_attention": "ppp ii f p ii pp p i",
     "asrmask_decoder_step": "pp ii f p ii p ii ppp i",
     "asrmask_project": "pp ii pi p i",
     "asrmask_embed": "ppp ppp ppp pl ii ppp i",
     "asrmask_embedding_memory": "l ii",
+    "asrmask_refine": "pp il i f p i",
     "asrmask_choose_tokens": "pil pp i",
 }
 
@@ -118,7 +119,8 @@ def linear(
     """x (…, K) as int8 times int8 weights: (…, n), added to `residual` if that is given.
 
     weight, scale, bias: packed, padded, padded
-    flags:               NORMALIZE x first, ROTATE blocks of 16 channels, GELU at the end
+    flags:               NORMALIZE x first, ROTATE blocks of 16 channels, GELU at the end; x as
+                         TWO_DIGITS
     """
     x = _checked(x)
     residual = None if residual is None else _checked(residual)
@@ -136,9 +138,16 @@ def linear(
 
 
 def feed_forward(
-    x: Tensor, up: tuple[Tensor, Tensor, Tensor], down: tuple[Tensor, Tensor, Tensor]
+    x: Tensor,
+    up: tuple[Tensor, Tensor, Tensor],
+    down: tuple[Tensor, Tensor, Tensor],
+    flags: int = 0,
 ) -> Tensor:
-    """x + down(gelu(up(normalized x))): (…, K) → (…, K); up, down: weight, scale and bias."""
+    """x + down(gelu(up(normalized x))): (…, K) → (…, K)
+
+    up, down: weight, scale and bias
+    flags:    TWO_DIGITS or none
+    """
     x = _checked(x)
     out = torch.empty_like(x)
     n, k = len(up[1]), x.shape[-1]
@@ -148,7 +157,7 @@ def feed_forward(
     assert library is not None
     library.asrmask_feed_forward(
         *(tensor.data_ptr() for tensor in (*up, *down)),
-        *(n, k, x.data_ptr(), n_rows, out.data_ptr()),
+        *(n, k, flags, x.data_ptr(), n_rows, out.data_ptr()),
         None if wide is None else wide.data_ptr(),
         torch.get_num_threads(),
     )
@@ -328,6 +337,20 @@ def project(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         *(x.data_ptr(), len(x), out.data_ptr(), torch.get_num_threads()),
     )
     return out
+
+
+def refine(logits: Tensor, x: Tensor, table: Tensor, margin: float) -> None:
+    """Compute the largest logits of each row again, in place: those within `margin` of the first.
+
+    logits: (R, n_vocab); x: (R, D), what they come from; table: (n_vocab, D) float16
+    """
+    x = _checked(x)
+    library = _library()
+    assert library is not None
+    library.asrmask_refine(
+        *(table.data_ptr(), x.data_ptr(), *logits.shape, x.shape[1], margin),
+        *(logits.data_ptr(), torch.get_num_threads()),
+    )
 
 
 def choose_tokens(logits: Tensor) -> tuple[list[int], list[float]]:

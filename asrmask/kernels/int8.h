@@ -17,6 +17,13 @@ INLINE float scale_of(__m512 largest, float most) {
     return scale > MIN_SCALE ? scale : MIN_SCALE;
 }
 
+INLINE float row_scale(const float *x, int k) {
+    __m512 largest = _mm512_setzero_ps();
+    for (int i = 0; i < k; i += LANES)
+        largest = _mm512_max_ps(largest, absolute(_mm512_loadu_ps(x + i)));
+    return scale_of(largest, MAX_INT8);
+}
+
 /* Rows as int8: their scales, and what the offset of the weights adds to each of their products. */
 typedef struct {
     int8_t *integers;
@@ -25,10 +32,7 @@ typedef struct {
 } Int8Rows;
 
 INLINE void quantize_row(const float *x, int k, Int8Rows rows, int row) {
-    __m512 largest = _mm512_setzero_ps();
-    for (int i = 0; i < k; i += LANES)
-        largest = _mm512_max_ps(largest, absolute(_mm512_loadu_ps(x + i)));
-    float scale = scale_of(largest, MAX_INT8);
+    float scale = row_scale(x, k);
     __m512 inverse = _mm512_set1_ps(1.0f / scale);
     __m512i sum = _mm512_setzero_si512();
     int8_t *out = rows.integers + (size_t)row * k;
@@ -43,10 +47,7 @@ INLINE void quantize_row(const float *x, int k, Int8Rows rows, int row) {
 
 /* A row as two int8 digits, in rows 2 row and 2 row + 1: the second counts 1 / 254 of the first. */
 INLINE void quantize_row_twice(const float *x, int k, Int8Rows rows, int row) {
-    __m512 largest = _mm512_setzero_ps();
-    for (int i = 0; i < k; i += LANES)
-        largest = _mm512_max_ps(largest, absolute(_mm512_loadu_ps(x + i)));
-    float scale = scale_of(largest, MAX_INT8);
+    float scale = row_scale(x, k);
     __m512 inverse = _mm512_set1_ps(1.0f / scale);
     __m512i sums[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
     int8_t *out = rows.integers + 2 * (size_t)row * k;

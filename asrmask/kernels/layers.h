@@ -6,7 +6,7 @@
 #define WIDTH 64    /* channels of a head */
 #define FEW_ROWS 64 /* up to here each thread takes some of the outputs, beyond some of the rows */
 
-enum { NORMALIZE = 1, GELU = 2, ROTATE = 4 }; /* as in __init__.py */
+enum { NORMALIZE = 1, GELU = 2, ROTATE = 4, TWO_DIGITS = 8 }; /* as in __init__.py */
 
 typedef struct {
     const uint8_t *weight; /* (n / 64, k / 4, 64, 4), unsigned: OFFSET more; n padded with zeros */

@@ -6,25 +6,31 @@
 
 #include "layers.h"
 
-/* One tile: rows (n_rows, k) times columns first … first + 63, into out (rows, n). */
-INLINE void finish_tile(int n_rows, const Matrix *m, Int8Rows rows, int row, int first, float *out,
-                        const float *residual) {
+/* A product of a row and 16 columns, from its integer sums. */
+INLINE __m512 product(__m512i sums, Int8Rows rows, int row) {
+    __m512i excess = _mm512_set1_epi32(rows.excess[row]);
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sums, excess)),
+                         _mm512_set1_ps(rows.scale[row]));
+}
+
+/* One tile: rows of integers (n_rows, k) times columns first … first + 63. Each n_digits rows of
+   integers are one of out (…, n). */
+INLINE void finish_tile(int n_rows, int n_digits, const Matrix *m, Int8Rows rows, int row,
+                        int first, float *out, const float *residual) {
     __m512i sums[TILE_ROWS][4];
     multiply_tile(n_rows, rows.integers + (size_t)row * m->k, m->k,
                   m->weight + (size_t)first * m->k, m->k / 4, sums);
 #pragma GCC unroll 6
-    for (int r = 0; r < n_rows; r++) {
-        __m512i excess = _mm512_set1_epi32(rows.excess[row + r]);
-        __m512 scale = _mm512_set1_ps(rows.scale[row + r]);
-        size_t start = (size_t)(row + r) * m->n + first;
+    for (int r = 0; r < n_rows; r += n_digits) {
+        size_t start = (size_t)(row + r) / n_digits * m->n + first;
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) {
             int left = m->n - first - c * LANES;
             if (left <= 0) break;
-            __mmask16 mask = left >= LANES ? 0xFFFF : (__mmask16)((1 << left) - 1);
+            __mmask16 mask = first_lanes(left);
             size_t at = start + c * LANES;
-            __m512 x = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][c], excess));
-            x = _mm512_mul_ps(x, scale);
+            __m512 x = product(sums[r][c], rows, row + r);
+            if (n_digits == 2) x = _mm512_add_ps(x, product(sums[r + 1][c], rows, row + r + 1));
             x = _mm512_fmadd_ps(x, _mm512_loadu_ps(m->scale + first + c * LANES),
                                 _mm512_loadu_ps(m->bias + first + c * LANES));
             if (m->flags & GELU) x = gelu(x);
@@ -34,10 +40,20 @@ INLINE void finish_tile(int n_rows, const Matrix *m, Int8Rows rows, int row, int
     }
 }
 
+INLINE int digits_of(const Matrix *m) { return m->flags & TWO_DIGITS ? 2 : 1; }
+
 static void multiply(const Matrix *m, Int8Rows rows, int n_rows, int first, float *out,
                      const float *residual) {
+    if (digits_of(m) == 2) {
+        for (int row = 0; row < 2 * n_rows; row += TILE_ROWS) switch (2 * n_rows - row) {
+            case 2: finish_tile(2, 2, m, rows, row, first, out, residual); break;
+            case 4: finish_tile(4, 2, m, rows, row, first, out, residual); break;
+            default: finish_tile(6, 2, m, rows, row, first, out, residual);
+            }
+        return;
+    }
     for (int row = 0; row < n_rows; row += TILE_ROWS)
-        WITH_CONSTANT_ROWS(n_rows - row, finish_tile, m, rows, row, first, out, residual)
+        WITH_CONSTANT_ROWS(n_rows - row, finish_tile, 1, m, rows, row, first, out, residual)
 }
 
 void normalize(const float *x, int k, float *out) {
@@ -67,10 +83,14 @@ static void quantize(const float *x, int n_rows, int k, int flags, float *change
                 _mm512_storeu_ps(changed + i, rotate_block(_mm512_loadu_ps(from + i)));
             from = changed;
         }
-        quantize_row(from, k, rows, row);
+        if (flags & TWO_DIGITS)
+            quantize_row_twice(from, k, rows, row);
+        else
+            quantize_row(from, k, rows, row);
     }
 }
 
+/* Of rows of integers. */
 static size_t size_of_rows(int n_rows, int k) {
     return round_up((size_t)n_rows * k) + 2 * round_up(sizeof(float) * n_rows) +
            round_up(sizeof(float) * k);
@@ -99,7 +119,8 @@ typedef struct {
 static void linear_rows(const Linear *job, const Matrix *m, int64_t first, int n_rows, int begin,
                         int end) {
     float *changed;
-    Int8Rows rows = place_rows(scratch(size_of_rows(n_rows, m->k)), n_rows, m->k, &changed);
+    int n_integers = digits_of(m) * n_rows;
+    Int8Rows rows = place_rows(scratch(size_of_rows(n_integers, m->k)), n_integers, m->k, &changed);
     quantize(job->x + first * m->k, n_rows, m->k, m->flags, changed, rows);
     const float *residual = job->residual ? job->residual + first * m->n : NULL;
     for (int column = begin; column < end; column += COLUMNS)
@@ -159,13 +180,14 @@ static void feed_forward_rows(const void *context, int64_t item) {
     int64_t first = item * job->size;
     int n_rows = (int)(job->n_rows - first < job->size ? job->n_rows - first : job->size);
     size_t n_wide = round_up(sizeof(float) * n_rows * up->n);
-    char *memory = scratch(n_wide + size_of_rows(n_rows, down->k));
+    int n_integers = digits_of(up) * n_rows;
+    char *memory = scratch(n_wide + size_of_rows(n_integers, down->k));
     float *wide = (float *)memory, *changed;
-    Int8Rows rows = place_rows(memory + n_wide, n_rows, up->k, &changed);
+    Int8Rows rows = place_rows(memory + n_wide, n_integers, up->k, &changed);
     quantize(job->x + first * up->k, n_rows, up->k, up->flags, changed, rows);
     for (int column = 0; column < up->n; column += COLUMNS)
         multiply(up, rows, n_rows, column, wide, NULL);
-    rows = place_rows(memory + n_wide, n_rows, down->k, &changed);
+    rows = place_rows(memory + n_wide, n_integers, down->k, &changed);
     quantize(wide, n_rows, down->k, down->flags, changed, rows);
     for (int column = 0; column < down->n; column += COLUMNS)
         multiply(down, rows, n_rows, column, job->out + first * down->n, job->x + first * up->k);
@@ -182,12 +204,13 @@ void feed_forward(const Matrix *up, const Matrix *down, const float *x, int64_t 
     }
 }
 
-/* x (n_rows, k) to out, the same; up: (n, k), down: (k, n); wide: (n_rows, n) if rows are few */
+/* x (n_rows, k) to out, the same; up: (n, k), down: (k, n); flags: TWO_DIGITS or none;
+   wide: (n_rows, n) if rows are few */
 void asrmask_feed_forward(const uint8_t *up_weight, const float *up_scale, const float *up_bias,
                           const uint8_t *down_weight, const float *down_scale,
-                          const float *down_bias, int n, int k, const float *x, int64_t n_rows,
-                          float *out, float *wide, int n_threads) {
-    Matrix up = {up_weight, up_scale, up_bias, n, k, NORMALIZE | GELU};
-    Matrix down = {down_weight, down_scale, down_bias, k, n, ROTATE};
+                          const float *down_bias, int n, int k, int flags, const float *x,
+                          int64_t n_rows, float *out, float *wide, int n_threads) {
+    Matrix up = {up_weight, up_scale, up_bias, n, k, NORMALIZE | GELU | flags};
+    Matrix down = {down_weight, down_scale, down_bias, k, n, ROTATE | flags};
     feed_forward(&up, &down, x, n_rows, out, wide, n_threads);
 }

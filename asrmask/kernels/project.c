@@ -2,10 +2,6 @@
 
 #include "layers.h"
 
-INLINE __m512 half(const uint16_t *x) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
-}
-
 /* x (n_rows, k) times weights (k, n): columns first … first + 63 of out (n_rows, n) */
 INLINE void project_tile(int n_rows, const float *const *x, const uint16_t *weights, int k, int n,
                          int first, float *const *out) {

@@ -8,7 +8,17 @@
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 16   /* floats in a vector */
 
+/* A mask of the first n of sixteen. */
+INLINE __mmask16 first_lanes(int64_t n) {
+    return n >= LANES ? 0xFFFF : (__mmask16)((1 << n) - 1);
+}
+
 INLINE __m512 absolute(__m512 x) { return _mm512_abs_ps(x); }
+
+/* sixteen float16 numbers */
+INLINE __m512 half(const uint16_t *x) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
+}
 
 /* e to the x for x <= 88, off by at most 2 units in the last place; 0 below -87 */
 INLINE __m512 exponential(__m512 x) {

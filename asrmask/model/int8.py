@@ -29,6 +29,7 @@ from asrmask.model.attention import (
     attend_groups,
 )
 from asrmask.model.blocks import FeedForward, gelu
+from asrmask.model.calibration import BlockMoments, Compensation
 from asrmask.model.rotation import (
     BLOCK_CHANNELS,
     Affine,
@@ -41,6 +42,7 @@ MAX_ACTIVATION = 127
 MIN_SCALE = 1e-30  # of a row of zeros
 MAX_FEATURE = 4.5  # rotated features from a layer norm: one in a thousand has a larger channel
 FEATURE_STEP = MAX_FEATURE / MAX_ACTIVATION
+CLOSE_LOGIT = 1.0  # below the largest: the error of an int8 product is a tenth of this
 MAX_ROWS = 384  # multiplied at a time: more rows take more memory and no less time
 
 
@@ -97,6 +99,7 @@ class Int8Linear(nn.Module):
 
     in_blocks:  every 16 channels of the weight and of the inputs are rotated
     normalizes: a layer norm, without weight and bias, comes first
+    two_digits: inputs have two 8-bit digits instead of one
 
     weight: (N, K) int8, or packed for the kernels; scale, bias: (N), then padded
     """
@@ -105,9 +108,17 @@ class Int8Linear(nn.Module):
     scale: Tensor
     bias: Tensor
 
-    def __init__(self, n_out: int, n_in: int, *, in_blocks: bool = False, normalizes: bool = False):
+    def __init__(
+        self,
+        n_out: int,
+        n_in: int,
+        *,
+        in_blocks: bool = False,
+        normalizes: bool = False,
+        two_digits: bool = False,
+    ):
         super().__init__()
-        self.in_blocks, self.normalizes = in_blocks, normalizes
+        self.in_blocks, self.normalizes, self.two_digits = in_blocks, normalizes, two_digits
         self.n_out = n_out
         self.is_packed = kernels.available() and n_in % BLOCK_CHANNELS == 0
         if self.is_packed:
@@ -121,23 +132,35 @@ class Int8Linear(nn.Module):
 
     @classmethod
     def of(
-        cls, weight: Tensor, bias: Tensor | None, rotation: Tensor | None = None, **flags: bool
+        cls,
+        weight: Tensor,
+        bias: Tensor | None,
+        rotation: Tensor | None = None,
+        moments: Tensor | None = None,
+        **flags: bool,
     ) -> "Int8Linear":
         """Quantize a weight (N, K).
 
         rotation: (K, K), multiplied into the weight; inputs are expected to be rotated too
-        flags:    in_blocks, normalizes
+        moments:  (K, K) of the inputs before any rotation, if they are known (calibration.py)
+        flags:    in_blocks, normalizes, two_digits
         """
         layer = cls(*weight.shape, **flags)
         weight = weight.detach()
         scale = torch.empty(len(weight))
         integers = torch.empty(weight.shape, dtype=torch.int8)
+        compensation = None
+        if moments is not None:
+            moments = moments if rotation is None else rotation.T @ moments @ rotation
+            moments = rotate_blocks(rotate_blocks(moments).T) if layer.in_blocks else moments
+            compensation = Compensation.of(moments)
         for part in torch.arange(len(weight)).split(4096):  # a whole vocabulary takes much memory
             rows = weight[part].float()
             rows = rows if rotation is None else rows @ rotation
             rows = rotate_blocks(rows) if layer.in_blocks else rows
-            integers[part], step = quantize_rows(rows, max_weight())
-            scale[part] = step[:, 0]
+            rows, step = scale_rows(rows, max_weight())
+            rows = rows.round_() if compensation is None else compensation.round(rows, max_weight())
+            integers[part], scale[part] = rows.to(torch.int8), step[:, 0]
         bias = torch.zeros_like(scale) if bias is None else bias.detach().float()
         if layer.is_packed:
             integers, scale, bias = kernels.pack(integers), kernels.pad(scale), kernels.pad(bias)
@@ -164,6 +187,7 @@ class Int8Linear(nn.Module):
         """(…, K) → (…, N); residual: (…, N), added"""
         if self.is_packed:
             flags = kernels.NORMALIZE * self.normalizes | kernels.ROTATE * self.in_blocks
+            flags |= kernels.TWO_DIGITS * self.two_digits
             return kernels.linear(x, *self.matrix, self.n_out, flags, residual)
         if self.normalizes:
             x = F.layer_norm(x, x.shape[-1:])
@@ -181,6 +205,9 @@ class Int8Linear(nn.Module):
         """(rows, K) → (rows, N)"""
         if self.in_blocks:
             rows = rotate_blocks(rows)
+        if self.two_digits:
+            product = two_digit_product(rows[None], [self.weight.t()])[0]
+            return torch.addcmul(self.bias, product, self.scale, out=out)
         integers, scale = quantize_rows(rows)
         product = torch._int_mm(integers, self.weight.t())
         # converted at once: mixed arithmetic would make a copy of its own
@@ -194,7 +221,8 @@ class Int8FeedForward(FeedForward):
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
         up, down = cast("Int8Linear", self[0]), cast("Int8Linear", self[2])
         if up.is_packed and x is residual:
-            return kernels.feed_forward(x, up.matrix, down.matrix)
+            flags = kernels.TWO_DIGITS * up.two_digits
+            return kernels.feed_forward(x, up.matrix, down.matrix, flags)
         rows = x.flatten(0, -2)
         out = torch.empty_like(rows)
         for part, into in zip(split_rows(rows), split_rows(out), strict=True):
@@ -224,16 +252,23 @@ class Int8SelfAttention(Int8Attention):
 
     products = Int16Products()
 
-    def __init__(self, width: int, n_head: int, place: str):
+    def __init__(self, width: int, n_head: int, place: str, two_digits: bool = False):
         nn.Module.__init__(self)
         self.n_head, self.place = n_head, place
-        self.fused = Int8Linear(3 * width, width, normalizes=True)
-        self.out = Int8Linear(width, width)
+        self.fused = Int8Linear(3 * width, width, normalizes=True, two_digits=two_digits)
+        self.out = Int8Linear(width, width, two_digits=two_digits)
 
     @classmethod
-    def of(cls, attn: MultiHeadAttention, rotation: Tensor, norm: Affine) -> "Int8SelfAttention":
+    def of(
+        cls,
+        attn: MultiHeadAttention,
+        rotation: Tensor,
+        norm: Affine,
+        moments: BlockMoments | None = None,
+        two_digits: bool = False,
+    ) -> "Int8SelfAttention":
         """norm: of the layer norm before it, which is part of the product"""
-        layer = cls(len(rotation), attn.n_head, attn.place)
+        layer = cls(len(rotation), attn.n_head, attn.place, two_digits)
         head = rotate_heads(len(rotation), attn.n_head)
         parts = [
             fold_layernorm(norm, attn.query.weight, attn.query.bias),
@@ -241,8 +276,13 @@ class Int8SelfAttention(Int8Attention):
             fold_layernorm(norm, head.T @ attn.value.weight, attn.value.bias @ head),
         ]
         weights, biases = (torch.cat(several) for several in zip(*parts, strict=True))
-        layer.fused = Int8Linear.of(weights, biases, rotation, normalizes=True)
-        layer.out = Int8Linear.of(rotation.T @ attn.out.weight @ head, attn.out.bias @ rotation)
+        seen = moments or BlockMoments()
+        layer.fused = Int8Linear.of(
+            weights, biases, rotation, seen.attn, normalizes=True, two_digits=two_digits
+        )
+        out = None if seen.attn_out is None else head.T @ seen.attn_out @ head
+        weight, bias = rotation.T @ attn.out.weight @ head, attn.out.bias @ rotation
+        layer.out = Int8Linear.of(weight, bias, moments=out, two_digits=two_digits)
         return layer
 
     def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -341,11 +381,11 @@ class Int8CrossAttention(Int8Attention):
         self.n_head, self.place = n_head, place
         n_channels = width // n_head
         self.is_packed = kernels.available() and n_channels == kernels.HEAD_WIDTH
-        self.query = Int8Linear(width, width, normalizes=True)
+        self.query = Int8Linear(width, width, normalizes=True, two_digits=True)
         linear = HalfPerHeadLinear if self.is_packed else Int8PerHeadLinear
         self.inward = linear(n_head, width, n_channels)
         self.outward = linear(n_head, n_channels, width)
-        self.out = Int8Linear(width, width)
+        self.out = Int8Linear(width, width, two_digits=True)
 
     @classmethod
     def of(
@@ -356,7 +396,7 @@ class Int8CrossAttention(Int8Attention):
         shape = attn.n_head, len(rotation) // attn.n_head  # (H, d)
         head = rotate_heads(len(rotation), attn.n_head)
         weight, bias = fold_layernorm(norm, head.T @ attn.query.weight, attn.query.bias @ head)
-        layer.query = Int8Linear.of(weight, bias, rotation, normalizes=True)
+        layer.query = Int8Linear.of(weight, bias, rotation, normalizes=True, two_digits=True)
         # the bias of keys adds the same to all scores of a query: softmax ignores it
         keys, _ = fold_layernorm(source, head.T @ attn.key.weight, None)
         values, bias = fold_layernorm(source, head.T @ attn.value.weight, attn.value.bias @ head)
@@ -364,7 +404,8 @@ class Int8CrossAttention(Int8Attention):
         keys = (keys @ rotation).view(*shape, -1).transpose(1, 2) * math.sqrt(attn.n_head)
         layer.inward = layer.inward.of(keys)
         layer.outward = layer.outward.of((values @ rotation).view(*shape, -1), bias.view(shape))
-        layer.out = Int8Linear.of(rotation.T @ attn.out.weight @ head, attn.out.bias @ rotation)
+        weight, bias = rotation.T @ attn.out.weight @ head, attn.out.bias @ rotation
+        layer.out = Int8Linear.of(weight, bias, two_digits=True)
         return layer
 
     def group(self, features: Tensor, mask: Tensor | None) -> KeyValues:
@@ -420,8 +461,13 @@ def unpacked(group: KeyValues) -> KeyValues:
 
 
 class Int8TokenEmbedding(nn.Module):
-    """The table of tokens, in and out: tokens to rotated vectors, and those to logits."""
+    """The table of tokens, in and out: tokens to rotated vectors, and those to logits.
 
+    Logits are an int8 product. The largest of them are computed again, from float16 rows: a token
+    is often chosen by less than int8 tells apart.
+    """
+
+    table: Tensor
     weight: Tensor
     bias: Tensor
     half_weight: Tensor
@@ -429,10 +475,12 @@ class Int8TokenEmbedding(nn.Module):
     def __init__(self, n_vocab: int, width: int):
         super().__init__()
         self.linear = Int8Linear(n_vocab, width)
+        # halves as integers, because converting a model's floats must not change them
+        self.register_buffer("table", torch.empty(n_vocab, width, dtype=torch.int16))
         self.register_buffer("weight", torch.empty(width, width))
         self.register_buffer("bias", torch.empty(width))
         self.is_packed = self.linear.is_packed and width % kernels.BLOCK == 0
-        if self.is_packed:  # as integers, because converting a model's floats must not change them
+        if self.is_packed:
             half_weight = torch.empty(width, width, dtype=torch.int16)
             self.register_buffer("half_weight", half_weight)
 
@@ -440,6 +488,10 @@ class Int8TokenEmbedding(nn.Module):
     def of(cls, table: Tensor, rotation: Tensor, norm: Affine) -> "Int8TokenEmbedding":
         layer = cls(*table.shape)
         layer.linear = Int8Linear.of(table, None, rotation)
+        parts = table.detach().split(4096)  # a whole vocabulary takes much memory
+        layer.table = torch.cat([(part.float() @ rotation).half() for part in parts]).view(
+            torch.int16
+        )
         # the norm's weights stay between: they cannot go into a table that is read from both sides
         weight = rotation.T @ norm[0].diag() @ rotation
         layer.weight, layer.bias = weight, norm[1] @ rotation
@@ -449,7 +501,7 @@ class Int8TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(…) → (…, D)"""
-        return self.linear.rows(tokens)
+        return self.table[tokens].view(torch.half).float()
 
     def token_direction(self, token: int) -> tuple[Tensor, Tensor]:
         """Two vectors e and s (D,) such that the token's logit is e · (x + s)."""
@@ -457,15 +509,19 @@ class Int8TokenEmbedding(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, D) → (…, n_vocab)"""
+        rows = x.flatten(0, -2)
         if self.is_packed:
-            return self.linear(
-                kernels.project(x.flatten(0, -2), self.half_weight, self.bias).view_as(x)
-            )
-        rows = x.flatten(0, -2)[:, None]
-        # a product for each row: in one for all, sums would depend on the number of rows
-        weights = self.weight.t().expand(len(rows), -1, -1)
-        scaled = torch.baddbmm(self.bias.expand_as(rows), rows, weights)
-        return self.linear(scaled.view_as(x))
+            rows = kernels.project(rows, self.half_weight, self.bias)
+        else:  # a product for each row: in one for all, sums would depend on the number of rows
+            weights = self.weight.t().expand(len(rows), -1, -1)
+            rows = torch.baddbmm(self.bias.expand_as(rows[:, None]), rows[:, None], weights)[:, 0]
+        logits = self.linear(rows)
+        if self.is_packed:
+            kernels.refine(logits, rows, self.table, CLOSE_LOGIT)
+        else:
+            text, token = (logits >= logits.amax(1, keepdim=True) - CLOSE_LOGIT).nonzero().unbind(1)
+            logits[text, token] = (rows[text] * self(token)).sum(dim=1)
+        return logits.unflatten(0, x.shape[:-1])
 
 
 def quantize_features(features: Tensor) -> Tensor:

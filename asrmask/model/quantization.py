@@ -14,6 +14,7 @@ from asrmask.kernels import PackedFeatures
 from asrmask.model import masks
 from asrmask.model.attention import Recorder
 from asrmask.model.blocks import Block
+from asrmask.model.calibration import BlockMoments, calibrate
 from asrmask.model.cross_attention import CrossAttentionCache
 from asrmask.model.decoder import TextDecoder
 from asrmask.model.encoder import AudioEncoder
@@ -152,12 +153,12 @@ class Int8TextDecoder(TextDecoder):
         matrices = (cast("Int8SelfAttention", self.blocks[i].attn).out for i in (0, -1))
         state = tuple(matrix.scale.data_ptr() for matrix in matrices)
         if self._listed is None or self._listed[0] != state:
-            table = cast("Int8TokenEmbedding", self.token_embedding).linear
+            table = cast("Int8TokenEmbedding", self.token_embedding).table
             tensors = [tensor for block in self.blocks for tensor in _weights_of(block)]
             positions = self.positional_embedding
             self._listed = (
                 state,
-                kernels.Addresses([table.weight, table.scale, positions]),
+                kernels.Addresses([table, positions]),
                 kernels.Addresses(tensors),
             )
         return self._listed[1:]
@@ -189,9 +190,10 @@ def quantize(model: Whisper) -> None:
     encoder, decoder = model.encoder, model.decoder
     rotation = mean_preserving_rotation(model.dims.n_audio_state)
     source = take_affine(encoder.ln_post)
-    for block in (*encoder.blocks, *decoder.blocks):
-        block.float()
-        _quantize_block(block, rotation, source)
+    for block, moments in calibrate(encoder):
+        _quantize_block(block, rotation, source, moments)
+    for block in decoder.blocks:
+        _quantize_block(block.float(), rotation, source)
     model.encoder = RotatedAudioEncoder.of(encoder, rotation)
     decoder.positional_embedding.data = decoder.positional_embedding.float() @ rotation
     table = decoder.token_embedding.weight
@@ -206,14 +208,15 @@ def empty_like_quantized(model: Whisper) -> None:
     encoder, decoder = model.encoder, model.decoder
     width = model.dims.n_audio_state
     for block in (*encoder.blocks, *decoder.blocks):
-        block.attn = Int8SelfAttention(width, block.attn.n_head, block.attn.place)
+        two_digits = hasattr(block, "cross_attn")
+        block.attn = Int8SelfAttention(width, block.attn.n_head, block.attn.place, two_digits)
         if hasattr(block, "cross_attn"):
             cross = block.cross_attn
             block.cross_attn = Int8CrossAttention(width, cross.n_head, cross.place)
         block.mlp = Int8FeedForward(
-            Int8Linear(4 * width, width, normalizes=True),
+            Int8Linear(4 * width, width, normalizes=True, two_digits=two_digits),
             nn.GELU(),
-            Int8Linear(width, 4 * width, in_blocks=True),
+            Int8Linear(width, 4 * width, in_blocks=True, two_digits=two_digits),
         )
         _remove_norms(block)
     model.encoder = RotatedAudioEncoder(encoder)
@@ -222,19 +225,26 @@ def empty_like_quantized(model: Whisper) -> None:
     model.decoder = Int8TextDecoder(decoder)
 
 
-def _quantize_block(block: Block, rotation: Tensor, source: Affine) -> None:
-    """source: of the layer norm after the encoder"""
-    block.attn = Int8SelfAttention.of(block.attn, rotation, take_affine(block.attn_ln))
+def _quantize_block(
+    block: Block, rotation: Tensor, source: Affine, moments: BlockMoments | None = None
+) -> None:
+    """Inputs of the decoder's layers have two digits: its rows are few, and texts hang on them.
+
+    source: of the layer norm after the encoder
+    """
+    seen = moments or BlockMoments()
+    two_digits = hasattr(block, "cross_attn")
+    norm = take_affine(block.attn_ln)
+    block.attn = Int8SelfAttention.of(block.attn, rotation, norm, seen, two_digits)
     if hasattr(block, "cross_attn"):
         norm = take_affine(block.cross_attn_ln)
         block.cross_attn = Int8CrossAttention.of(block.cross_attn, rotation, norm, source)
     up, down = cast("nn.Linear", block.mlp[0]), cast("nn.Linear", block.mlp[2])
-    norm = take_affine(block.mlp_ln)
-    block.mlp = Int8FeedForward(
-        Int8Linear.of(*fold_layernorm(norm, up.weight, up.bias), rotation, normalizes=True),
-        nn.GELU(),
-        Int8Linear.of(rotation.T @ down.weight, down.bias @ rotation, in_blocks=True),
-    )
+    weight, bias = fold_layernorm(take_affine(block.mlp_ln), up.weight, up.bias)
+    first = Int8Linear.of(weight, bias, rotation, seen.up, normalizes=True, two_digits=two_digits)
+    weight, bias = rotation.T @ down.weight, down.bias @ rotation
+    second = Int8Linear.of(weight, bias, moments=seen.down, in_blocks=True, two_digits=two_digits)
+    block.mlp = Int8FeedForward(first, nn.GELU(), second)
     _remove_norms(block)
 
 
