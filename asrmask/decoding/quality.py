@@ -10,6 +10,7 @@ from asrmask.decoding.options import DecodingResult
 # beyond these limits, a text decoded with hidden padding is decoded again with all padding
 MAX_COMPRESSION = 2.4  # the same as in the window loop's temperature fallback
 MIN_LOGPROB = -0.7  # stricter than that fallback (−1): full padding is a better retry
+MIN_SURE_LOGPROB = -0.3  # where no other temperature is tried: the text may be another one
 FEW_TOKENS = 5  # with fewer tokens, one rare word dominates the average log-probability
 LONG_REPEAT = 6  # tokens: nobody repeats so long a phrase at once
 TEXT_TOKENS = 50_256  # ids below are text in every vocabulary; special tokens follow

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from asrmask.audio.constants import FRAMES_PER_POSITION, FRAMES_PER_SECOND
 from asrmask.audio.spectrogram import Features, Spectrogram
 from asrmask.decoding.options import DecodingOptions, DecodingResult
-from asrmask.decoding.quality import runaway_reason, stops_early
+from asrmask.decoding.quality import MIN_SURE_LOGPROB, runaway_reason, stops_early
 from asrmask.model.cross_attention import CrossAttentionCache
 from asrmask.model.policy import Policy
 from asrmask.transcription.hallucination import skip_hallucinations
@@ -223,8 +223,8 @@ class WindowLoop:
         encoded, result = yield from self._try_temperatures(window, policy, options, tried)
         reason = None
         if can_retry:
-            # a low probability counts only if other temperatures are tried anyway
-            min_logprob = settings.logprob_threshold if len(temperatures) > 1 else None
+            is_last = len(temperatures) == 1  # no other temperature will be tried
+            min_logprob = MIN_SURE_LOGPROB if is_last else settings.logprob_threshold
             reason = runaway_reason(
                 result,
                 window.n_positions,
