@@ -200,6 +200,24 @@ def test_a_text_that_stops_at_a_pause_is_read_on_with_timestamps(samples, monkey
     assert len(set(words[0]) & set(words[1])) > 0.8 * len(set(words[0]))
 
 
+@pytest.mark.parametrize(
+    ("options", "fallbacks"),
+    [
+        ({}, {"unsure": 1}),
+        ({"logprob_threshold": None}, {}),
+        ({"temperature": (0.0, 0.2)}, {}),
+    ],
+)
+def test_an_uncertain_text_is_decoded_again(samples, monkeypatch, options, fallbacks):
+    """With one temperature, the limit is stricter than with several."""
+    from asrmask.transcription import window_loop
+
+    monkeypatch.setattr(window_loop, "MIN_SURE_LOGPROB", 0.0)  # no text reaches it
+    model = load_model("tiny.en")
+    result = model.transcribe(next(iter(samples)), padding="virtual", **(FAST | options))
+    assert result.padding.fallbacks == fallbacks
+
+
 def test_a_text_is_too_short_for_loud_speech_only():
     mel = torch.full((80, 3000), -1.0)
     mel[:, 100:900] = 0.5  # 8 s that are loud

@@ -223,8 +223,9 @@ class WindowLoop:
         encoded, result = yield from self._try_temperatures(window, policy, options, tried)
         reason = None
         if can_retry:
-            is_last = len(temperatures) == 1  # no other temperature will be tried
-            min_logprob = MIN_SURE_LOGPROB if is_last else settings.logprob_threshold
+            min_logprob = settings.logprob_threshold
+            if min_logprob is not None and len(temperatures) == 1:
+                min_logprob = MIN_SURE_LOGPROB
             reason = runaway_reason(
                 result,
                 window.n_positions,
