@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from asrmask.errors import AudioWarning as AudioWarning
     from asrmask.errors import CheckpointError as CheckpointError
     from asrmask.errors import OptionError as OptionError
+    from asrmask.live.api import LiveTranscriber as LiveTranscriber
+    from asrmask.live.api import listen as listen
     from asrmask.model.dimensions import ModelDimensions as ModelDimensions
     from asrmask.model.policy import Policy as Policy
     from asrmask.model.whisper import Whisper as Whisper
@@ -47,6 +49,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "decoding.options": "DecodingOptions DecodingResult",
         "decoding.task": "decode detect_language",
         "errors": "AsrmaskError AudioError AudioWarning CheckpointError OptionError",
+        "live.api": "LiveTranscriber listen",
         "model.dimensions": "ModelDimensions",
         "model.policy": "Policy",
         "model.whisper": "Whisper",

@@ -142,7 +142,7 @@ def waiting_loop(n_frames, **options):
 
 def test_windows_of_like_lengths_are_matched_with_the_one_that_waits_longest():
     waiting = [waiting_loop(n) for n in (500, 3000, 600, 100, 550)]
-    chosen = scheduler._choose_batch(waiting, 3)
+    chosen = scheduler.choose_batch(waiting, 3)
     assert [one.request.window.n_frames for one in chosen] == [500, 550, 600]
 
 
@@ -150,9 +150,9 @@ def test_windows_with_other_options_wait():
     first, second = waiting_loop(500), waiting_loop(510)
     drawn = waiting_loop(500, temperature=0.2)
     waiting = [first, waiting_loop(500, language="de"), second, drawn]
-    chosen = scheduler._choose_batch(waiting, 8)
+    chosen = scheduler.choose_batch(waiting, 8)
     assert list(map(id, chosen)) == [id(first), id(second)]
-    assert list(map(id, scheduler._choose_batch([drawn], 8))) == [id(drawn)]
+    assert list(map(id, scheduler.choose_batch([drawn], 8))) == [id(drawn)]
 
 
 class Noise:

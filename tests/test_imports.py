@@ -24,7 +24,7 @@ ORDER = [
     "decoding",
     "transcription",
     "checkpoints",
-    "systems",
+    "systems live",
     "inspection",
     "ablation comparison",
     "benchmark",
@@ -90,6 +90,7 @@ def test_public_names():
     expected = {
         "load_model available_models load_audio pad_or_trim log_mel_spectrogram DecodingOptions",
         "decode detect_language transcribe transcribe_all stream Settings Preset Transcription",
+        "listen LiveTranscriber",
         "Segment Word VadOptions",
         "DecodingResult Features Spectrogram Recording Whisper ModelDimensions Policy",
         "AsrmaskError AudioError CheckpointError OptionError AudioWarning",

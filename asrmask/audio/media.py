@@ -41,6 +41,7 @@ MAX_S_PER_BYTE = 0.6  # limit for larger files
 LARGEST = float(np.finfo(np.float32).max)
 MAX_WAV_CHUNKS = 1000  # chunks to search for the "data" chunk
 EXACT = {"flac", "aiff", "w64", "caf"}  # FFmpeg's names of formats with a reliable length
+QUICK = {"probesize": "32768", "analyzeduration": "0"}  # of a pipe: begin with what is there
 TIMED = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}  # formats that also have time stamps
 
 
@@ -87,6 +88,45 @@ def decode(source: Source, problems: list[str] | None = None) -> Iterator[np.nda
         problems.append(f"{name}: {problem}")
     elif problem is not None:
         warnings.warn(f"{name}: {problem}", AudioWarning, stacklevel=2)
+
+
+def decode_pipe(pipe: IO[bytes], problems: list[str]) -> Iterator[np.ndarray]:
+    """Decode the audio of a pipe while it arrives, to blocks as `decode` yields.
+
+    problems: receives a message if the end is damaged or missing
+    """
+    if av is None:
+        raise MissingPackageError("reading a pipe", "av", "av")
+    try:
+        with av.open(_Pipe(pipe), mode="r", options=QUICK, metadata_errors="ignore") as container:
+            decoder = _AudioDecoder(container, sys.maxsize)
+            yield from decoder.blocks()
+            problem = decoder.problem(1.0)
+    except AudioError as error:
+        raise AudioError(f"standard input: {error}") from None
+    except av.error.FFmpegError as error:
+        raise AudioError(
+            f"standard input: expected audio that FFmpeg can read from a pipe, got: "
+            f"{_reason(error)}"
+        ) from None
+    if problem is not None:
+        problems.append(f"standard input: {problem}")
+
+
+def resample_blocks(blocks: Iterable[np.ndarray], rate: int) -> Iterator[np.ndarray]:
+    """Convert mono int16 blocks at any rate to 16 kHz, while they arrive."""
+    if rate == SAMPLE_RATE:
+        return iter(blocks)
+    if av is None:
+        raise MissingPackageError(f"audio at {rate} Hz", "av", "av")
+
+    def frames() -> "Iterator[av.AudioFrame]":
+        for block in blocks:
+            frame = av.AudioFrame.from_ndarray(block[None], format="s16", layout="mono")
+            frame.sample_rate = rate
+            yield frame
+
+    return _resample(frames())
 
 
 def _open(source: Source) -> IO[bytes]:
@@ -151,6 +191,13 @@ class _SeekableFile:
             return self._seek(offset, whence)
         except (OSError, ValueError, OverflowError):  # an offset below 0 or beyond 2^63
             return -errno.EINVAL
+
+
+class _Pipe:
+    """A file for PyAV that has no seek, and reads what is there."""
+
+    def __init__(self, pipe: IO[bytes]):
+        self.read = getattr(pipe, "read1", pipe.read)
 
 
 class _AudioDecoder:

@@ -188,3 +188,57 @@ class Spectrogram:
         blocks = [self._block(i) for i in range(first, (stop - 1) // N_FRAMES + 1)]
         frames = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
         return frames[:, start - first * N_FRAMES : stop - first * N_FRAMES]
+
+
+class LiveSpectrogram:
+    """The log-Mel spectrogram of audio that is still arriving. Each frame is computed once.
+
+    Frames are kept unscaled from `first` on, because the scale of a window depends on its peak.
+
+    n_frames: number of frames computed so far, including dropped ones
+    """
+
+    def __init__(self, n_mels: int):
+        self.n_mels = n_mels
+        self.first = 0
+        self.n_frames = 0
+        self._frames = torch.empty(n_mels, 0)
+        self._samples = np.empty(0, np.float32)  # from the start of the next frame on
+        self._has_start = False
+
+    def add(self, samples: np.ndarray) -> None:
+        """Compute the frames that these float32 samples complete."""
+        self._samples = np.concatenate([self._samples, samples])
+        half = N_FFT // 2
+        if not self._has_start:
+            if len(self._samples) <= half:
+                return
+            # the first frames reach before the start, where torch.stft reflects
+            self._samples = np.concatenate([self._samples[half:0:-1], self._samples])
+            self._has_start = True
+        n_new = (len(self._samples) - N_FFT) // HOP_LENGTH + 1
+        if n_new <= 0:
+            return
+        stop = (n_new - 1) * HOP_LENGTH + N_FFT
+        complete = torch.from_numpy(self._samples[:stop])
+        frames = _log_power(complete, self.n_mels, center=False)
+        self._frames = torch.cat([self._frames, frames], dim=1)
+        self.n_frames += n_new
+        self._samples = self._samples[n_new * HOP_LENGTH :]
+
+    def drop(self, stop: int) -> None:
+        """Forget the frames before `stop`."""
+        n_dropped = min(max(stop, self.first), self.n_frames) - self.first
+        if n_dropped:
+            self._frames = self._frames[:, n_dropped:].clone()  # a view would keep all
+            self.first += n_dropped
+
+    def window(self, start: int, stop: int) -> Features:
+        """Return frames start..stop, scaled by their own peak and padded with 0.0."""
+        if not self.first <= start < stop <= min(self.n_frames, start + N_FRAMES):
+            raise OptionError(
+                f"frames must be 1..{N_FRAMES} of {self.first}..{self.n_frames}, "
+                f"got {start}..{stop}"
+            )
+        frames = self._frames[:, start - self.first : stop - self.first]
+        return Features(_scaled(frames, frames.max()), stop - start)

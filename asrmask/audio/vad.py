@@ -1,6 +1,8 @@
 """Voice activity detection with Silero VAD, whose package includes the weights."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -48,22 +50,46 @@ def _silero() -> Any:
     return silero_vad
 
 
+def _detector() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from silero_vad's loading of weights
+        return _silero().load_silero_vad()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Frames are too small for more threads."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)
+
+
+class LiveDetector:
+    """Voice activity of audio that is still arriving. It keeps the detector's state."""
+
+    def __init__(self) -> None:
+        self._detector = _detector()
+
+    @torch.no_grad()
+    def probability(self, samples: np.ndarray) -> float:
+        """Return the probability of speech in the next FRAME samples."""
+        with _one_thread():
+            return self._detector(torch.from_numpy(samples), SAMPLE_RATE).item()
+
+
 @torch.no_grad()
 def probabilities(recording: Recording) -> np.ndarray:
     """Return the probability of speech in every 32 ms of a recording."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from silero_vad's loading of weights
-        detector = _silero().load_silero_vad()
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # frames are too small for more threads
+    detector = _detector()
     probs: list[float] = []
-    try:
+    with _one_thread():
         for start in range(0, recording.n_samples, BLOCK):
             n_frames = -(-min(BLOCK, recording.n_samples - start) // FRAME)
             samples = torch.from_numpy(recording.read(start, start + n_frames * FRAME).copy())
             probs += [detector(frame, SAMPLE_RATE).item() for frame in samples.split(FRAME)]
-    finally:
-        torch.set_num_threads(n_threads)
     return np.array(probs)
 
 

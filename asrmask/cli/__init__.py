@@ -14,6 +14,7 @@ from asrmask.errors import did_you_mean, printable
 
 COMMANDS = {
     "transcribe": "transcribe or translate audio and video files of any length",
+    "live": "transcribe a microphone or a pipe while people speak",
     "compare": "compare asrmask with openai-whisper and others: every stage, tokens, text, speed",
     "inspect": "show what the padding does inside the model, head by head",
     "ablate": "run a padding-mask ablation on speech with transcripts: tables, plots, a page",

@@ -7,7 +7,7 @@ similar length, to waste little computation. Each window gets the same text as i
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -20,6 +20,15 @@ from asrmask.transcription.window_loop import DecodeReply, DecodeRequest, Window
 AHEAD = 2  # pending windows, in batches: more choice of similar lengths
 
 Key = TypeVar("Key")
+
+
+class Loop(Protocol):
+    """Asks for texts: a window loop, or a live one."""
+
+    request: DecodeRequest | None
+
+
+AnyLoop = TypeVar("AnyLoop", bound=Loop)
 
 
 def run_streams(
@@ -45,7 +54,7 @@ def run_streams(
     started = start_loops()
     while True:
         loops += islice(started, AHEAD * batch_size - len(loops))
-        batch = _choose_batch(loops, batch_size)
+        batch = choose_batch(loops, batch_size)
         if batch:
             _decode(model, batch)
         loops = [loop for loop in loops if loop.request and loop.stream.error is None]
@@ -75,17 +84,20 @@ def _decode(model: Whisper, loops: Sequence[WindowLoop]) -> None:
             loop.stream.error = error
 
 
-def _request(loop: WindowLoop) -> DecodeRequest:
+def _request(loop: Loop) -> DecodeRequest:
     assert loop.request is not None
     return loop.request
 
 
-def _n_frames(loop: WindowLoop) -> int:
+def _n_frames(loop: Loop) -> int:
     return _request(loop).window.n_frames
 
 
-def _choose_batch(loops: Sequence[WindowLoop], batch_size: int) -> Sequence[WindowLoop]:
-    """The oldest request and others of similar length, as one batch."""
+def choose_batch(loops: Sequence[AnyLoop], batch_size: int) -> Sequence[AnyLoop]:
+    """The oldest request and others of similar length, as one batch.
+
+    loops: each with a request
+    """
     if not loops or _request(loops[0]).batch_key is None:
         return loops[:1]
     first = _request(loops[0])

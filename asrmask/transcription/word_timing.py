@@ -31,13 +31,17 @@ SENTENCE_ENDS = ".。!！?？"
 
 @dataclass
 class WordTiming:
-    """A word and its times within its window."""
+    """A word and its times within its window.
+
+    focus: the latest time that any of its tokens attends to most
+    """
 
     word: str
     tokens: list[int]
     start: float  # seconds
     end: float
     probability: float
+    focus: float = 0.0
 
     @property
     def duration(self) -> float:
@@ -148,14 +152,23 @@ def align(
     start = encoded.first_of(0) - encoded.origin
     audio = slice(start, start + n_frames // FRAMES_PER_POSITION)
     weights = torch.stack(heads)[:, :, audio].softmax(dim=-1)
-    token_index, position = dtw_path(-attention_map(weights)[first:-1].double().cpu().numpy())
+    attention = attention_map(weights)[first:-1]
+    token_index, position = dtw_path(-attention.double().cpu().numpy())
+    focus = attention.argmax(dim=-1).tolist()
 
     # where the path reaches a new token
     is_start = np.pad(np.diff(token_index), (1, 0), constant_values=1).astype(bool)
     times = (position[is_start] / POSITIONS_PER_SECOND).tolist()
     bounds = np.cumsum([0, *map(len, word_tokens[:-1])])
     return [
-        WordTiming(word, group, times[a], times[b], float(np.mean(probabilities[a:b])))
+        WordTiming(
+            word,
+            group,
+            times[a],
+            times[b],
+            float(np.mean(probabilities[a:b])),
+            max(focus[a:b]) / POSITIONS_PER_SECOND,
+        )
         for word, group, (a, b) in zip(words, word_tokens, pairwise(bounds), strict=False)
     ]
 
