@@ -16,6 +16,7 @@ from asrmask import cli
 from asrmask.ablation import spec
 from asrmask.model.policy import Policy
 from asrmask.systems import Named
+from asrmask.training import spec as training_spec
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -90,11 +91,15 @@ def test_every_shown_output_belongs_to_a_snippet():
 
 
 def test_specs_are_read(tmp_path):
-    texts = [b.text for page in PAGES for b in blocks(page) if b.language == "toml"]
-    assert texts
-    for text in texts:
-        (tmp_path / "spec.toml").write_text(text, encoding="utf-8")
-        assert len(spec.read(tmp_path / "spec.toml").cells()) > len(spec.BASIC)
+    texts = [(page.stem, b.text) for page in PAGES for b in blocks(page) if b.language == "toml"]
+    assert {name for name, _ in texts} == {"ablation", "train"}
+    for name, text in texts:
+        path = tmp_path / "spec.toml"
+        path.write_text(text, encoding="utf-8")
+        if name == "train":
+            assert training_spec.read(path).policies == ("trim",)
+        else:
+            assert len(spec.read(path).cells()) > len(spec.BASIC)
 
 
 # commands

@@ -18,7 +18,7 @@ PACKAGE = Path(asrmask.__file__).parent
 # each may import those before it
 ORDER = [
     "errors lazy malloc",
-    "extras files assets console",
+    "extras files assets console spec_files",
     "audio tokenizer reporting kernels",
     "model evaluation",
     "decoding",
@@ -26,7 +26,7 @@ ORDER = [
     "checkpoints",
     "systems live",
     "inspection",
-    "ablation comparison",
+    "ablation comparison training",
     "benchmark",
     "cli",
 ]

@@ -20,6 +20,7 @@ from asrmask.audio.spectrogram import Features, Spectrogram
 from asrmask.decoding.options import DecodingOptions, DecodingResult
 from asrmask.decoding.quality import runaway_reason
 from asrmask.decoding.task import decode_encoded
+from asrmask.evaluation.corpus import as_written
 from asrmask.evaluation.score import errors
 from asrmask.inspection.key_labels import KeyLabels, Spans, find_speech
 from asrmask.inspection.measure import ForcedText, encoder_meter, measure, measure_decoder
@@ -191,10 +192,7 @@ class Batch:
             count = errors(normalise(clip.text), normalise(result.text))
             record["errors"] = list(astuple(count))
         if clip.text:
-            text = clip.text.strip()
-            if text.isupper():  # as in LibriSpeech; no model writes capitals only
-                text = text.capitalize()
-            reference = [*self.tokenizer.encode(" " + text), eot]
+            reference = [*self.tokenizer.encode(" " + as_written(clip.text)), eot]
             _, logprobs = self._teacher_force(encoded, reference)
             *words, last = (round(x, 4) for x in logprobs)
             record |= {"reference_logprobs": words, "reference_end_logprob": last}

@@ -4,7 +4,6 @@ Clips are decoded in batches. The batches stay the same when a run is interrupte
 the records do too.
 """
 
-import hashlib
 import json
 import platform
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from asrmask.checkpoints import load_model
 from asrmask.console import ProgressCallback
 from asrmask.errors import OptionError
 from asrmask.files import atomic_write
-from asrmask.model.whisper import hash_weights
+from asrmask.model.whisper import sha256_of_weights
 
 
 def versions() -> dict[str, str]:
@@ -69,10 +68,9 @@ def run(
             mine = [cell for cell in cells if cell.model == name]
             if all(is_done(cell, clip) for cell in mine for clip in clips_of[cell]):
                 continue
-            model = load_model(name, download_root=model_dir)
-            digest = hashlib.sha256()
-            hash_weights(model, digest)
-            shared = {"spec": spec.hash, **versions(), "weights_sha256": digest.hexdigest()}
+            model = load_model(name, download_root=model_dir, adapter=spec.adapter or None)
+            sha256 = sha256_of_weights(model.state_dict())
+            shared = {"spec": spec.hash, **versions(), "weights_sha256": sha256}
             for members in batches(clips, spec.batch_size):
                 batch = Batch(model, members, spec)
                 for cell in mine:

@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from asrmask import spec_files
 from asrmask.audio.fill import noise_level
 from asrmask.errors import OptionError, brief
 from asrmask.model.policy import KINDS, Policy
@@ -166,13 +167,17 @@ class Grid:
 
 @dataclass(frozen=True)
 class Spec:
-    """The definition of an ablation."""
+    """The definition of an ablation.
+
+    adapter: file of `asrmask train` that the models are loaded with; "": none
+    """
 
     name: str = "custom"
     question: str = "What does Whisper do when its padding is hidden?"
     primary: tuple[str, str] = ("mask:both", "full")
     alpha: float = 0.05
     models: tuple[str, ...] = ("tiny.en",)
+    adapter: str = ""
     grid: tuple[Grid, ...] = ()
     seed: int = 0
     batch_size: int = 8
@@ -254,21 +259,7 @@ PRESETS = {
 
 def read(path: Path) -> Spec:
     """Read and validate the spec in a TOML file."""
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef]
-
-    try:
-        return of(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OptionError as error:
-        raise OptionError(f"{path}: {error}") from None
-    except OSError as error:
-        raise OptionError(f"{path}: {error.strerror}, expected a spec") from None
-    except RecursionError:
-        raise OptionError(f"{path}: expected TOML, got a table or list nested too deeply") from None
-    except ValueError as error:
-        raise OptionError(f"{path}: expected TOML, got {error}") from None
+    return spec_files.read(path, of)
 
 
 def of(content: Mapping[str, Any]) -> Spec:
@@ -282,31 +273,11 @@ def of(content: Mapping[str, Any]) -> Spec:
     grids = table.get("grid", ())
     if not isinstance(grids, (list, tuple)) or not all(isinstance(g, Mapping) for g in grids):
         raise OptionError("grid must be tables, [[grid]], got something else")
-    table["grid"] = [Grid(**_validated(Grid, grid, "grid")) for grid in grids]
+    table["grid"] = tuple(Grid(**_validated(Grid, grid, "grid")) for grid in grids)
     return Spec(**_validated(Spec, table, "spec"))
 
 
 def _validated(kind: type, table: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Check the names and types of a table for a Spec or Grid; return it with tuples for lists."""
-    defaults = {field.name: field.default for field in fields(kind)}
-    if unknown := sorted(set(table) - set(defaults)):
-        raise OptionError(f"{name} must be of {', '.join(defaults)}, got {unknown[0]!r}")
-    types = {key: type(value) for key, value in defaults.items()}
-    types |= {"margins": tuple, "most_clips": int}  # their default is None
-    values = {key: value for key, value in table.items() if value is not None}
-    for key, value in values.items():
-        if types[key] is tuple:
-            values[key] = _validated_list(key, value)
-        elif type(value) is not types[key]:
-            raise OptionError(f"{key} must be of type {types[key].__name__}, got {brief(value)}")
-    return values
-
-
-def _validated_list(key: str, value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise OptionError(f"{key} must be a list, got {brief(value)}")
-    allowed = (int, float) if key in NUMBERS else (str, Grid)
-    if bad := [x for x in value if not isinstance(x, allowed) or isinstance(x, bool)]:
-        wanted = "numbers" if key in NUMBERS else "strings"
-        raise OptionError(f"{key} must be a list of {wanted}, got {brief(bad[0])} in it")
-    return tuple(map(float, value)) if key in NUMBERS else tuple(value)
+    return spec_files.validated(
+        kind, table, name, types={"margins": tuple, "most_clips": int}, numbers=NUMBERS
+    )

@@ -29,6 +29,8 @@ def load_model(
     in_memory: bool = False,
     compute_type: str | None = None,
     cpu_threads: int = 0,
+    adapter: str | Path | None = None,
+    merge_adapter: bool = True,
 ) -> "TranscribingWhisper":
     """Load a model by official name, or from a file or folder of weights.
 
@@ -40,6 +42,8 @@ def load_model(
     in_memory:     ignored, for compatibility with openai-whisper: weights are always in memory
     compute_type:  float32 (the default), float16, bfloat16, float64, or on a CPU int8
     cpu_threads:   PyTorch's threads, set for the whole process; 0: unchanged
+    adapter:       a file of `asrmask train` that was trained on these weights
+    merge_adapter: False: keep it beside the weights, which then stay as they are (not in int8)
     """
     import torch
 
@@ -62,13 +66,46 @@ def load_model(
         raise OptionError(f"device must be one of PyTorch's, got {device} ({reason})") from None
     if compute_type == "int8" and device.type != "cpu":
         raise OptionError(f"compute_type int8 is for a CPU, got {device}: float16 is for a GPU")
+    if compute_type == "int8" and adapter is not None and not merge_adapter:
+        raise OptionError("merge_adapter must be True with compute_type int8, got False")
+    path = None if adapter is None else Path(adapter)
     if compute_type == "int8":
-        return _load_int8(name, download_root)
+        return _load_int8(name, download_root, path)
     _, checkpoint = read(name, download_root)
-    return build(checkpoint, device, getattr(torch, compute_type))
+    if path is None or merge_adapter:
+        return build(_merged(checkpoint, path), device, getattr(torch, compute_type))
+    from asrmask.checkpoints import adapter as adapters
+    from asrmask.model import lora
+
+    beside = adapters.load_onto(checkpoint, path)
+    model = build(checkpoint, device, getattr(torch, compute_type))
+    lora.attach(model, beside.tensors, beside.scale)
+    return model.requires_grad_(False).eval()
 
 
-def _load_int8(name: str, download_root: str | None) -> "TranscribingWhisper":
+def _merged(checkpoint: "Checkpoint", adapter: Path | None) -> "Checkpoint":
+    """The checkpoint, with the adapter of a file added to its weights."""
+    if adapter is not None:
+        from asrmask.checkpoints.adapter import merge
+
+        merge(checkpoint, adapter)
+    return checkpoint
+
+
+def write_merged(name: str, adapter: str, folder: Path, download_root: str | None = None) -> str:
+    """Write weights with an adapter in them, for systems that know no adapters; return the path."""
+    from asrmask.checkpoints import ctranslate2
+
+    path, checkpoint = read(name, download_root)
+    stem = name if name in available_models() else path.stem
+    out = folder / f"{stem}+{Path(adapter).stem}"
+    ctranslate2.write(out, _merged(checkpoint, Path(adapter)))
+    return str(out)
+
+
+def _load_int8(
+    name: str, download_root: str | None, adapter: Path | None = None
+) -> "TranscribingWhisper":
     """From the cache folder, or quantized and written there."""
     import torch
 
@@ -78,14 +115,14 @@ def _load_int8(name: str, download_root: str | None) -> "TranscribingWhisper":
 
     official_name = name if name in available_models() else ""
     path = _official_path(name, download_root) if official_name else Path(name)
-    entry = int8_cache.entry(path, official_name)
+    entry = int8_cache.entry(path, official_name, adapter)
     model = int8_cache.load(entry) if entry else None
     if model is None:
         path, checkpoint = read(name, download_root)
-        model = build(checkpoint, torch.device("cpu"), None)
+        model = build(_merged(checkpoint, adapter), torch.device("cpu"), None)
         quantization.quantize(model)
         # as the weights were before they were read, unless they have just been downloaded
-        entry = entry or int8_cache.entry(path, official_name)
+        entry = entry or int8_cache.entry(path, official_name, adapter)
         if entry:
             int8_cache.save(entry, model)
     return model

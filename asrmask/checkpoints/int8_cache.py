@@ -39,22 +39,25 @@ class Entry:
     signature: str
 
 
-def entry(source: Path, name: str) -> Entry | None:
+def entry(source: Path, name: str, adapter: Path | None = None) -> Entry | None:
     """The entry of a file or folder of weights. None: there are none, or there is no cache folder.
 
-    name: official name, or "" (official models have alignment heads that are not in the file)
+    name:    official name, or "" (official models have alignment heads that are not in the file)
+    adapter: file of an adapter that is merged into the weights; None: none
     """
     try:
         source = source.resolve()
-        stats = [(str(path.resolve()), path.stat()) for path in _files(source)]
-        digest = hashlib.sha256(f"{name} {source}".encode(errors="surrogateescape"))
+        added = [] if adapter is None else [adapter.resolve()]
+        stats = [(str(path.resolve()), path.stat()) for path in (*_files(source), *added)]
+        key = " ".join(map(str, (name, source, *added)))
+        digest = hashlib.sha256(key.encode(errors="surrogateescape"))
         file = cache_folder() / f"int8-{digest.hexdigest()[:32]}.safetensors"
     except (OSError, RuntimeError):  # RuntimeError: a loop of links, or no home
         return None
     # with the time of change (ctime), because copying can keep that of writing (mtime)
     files = [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in stats]
     made_by = VERSION, torch.__version__, kernels.available(), int8.max_weight()
-    return Entry(file, json.dumps([made_by, files])) if files else None
+    return Entry(file, json.dumps([made_by, files])) if len(files) > len(added) else None
 
 
 def _files(source: Path) -> Iterator[Path]:

@@ -18,6 +18,7 @@ COMMANDS = {
     "compare": "compare asrmask with openai-whisper and others: every stage, tokens, text, speed",
     "inspect": "show what the padding does inside the model, head by head",
     "ablate": "run a padding-mask ablation on speech with transcripts: tables, plots, a page",
+    "train": "adapt a model to your speech and to padding masks: an adapter, curves, a page",
     "bench": "measure speed, memory and word error rate of several systems on the same files",
     "report": "write the report of an ablation or benchmark again, or of several side by side",
     "masks": "draw the attention masks of a file under a padding policy",

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="quick, standard or full (default: standard; for the sample speech quick)",
     )
     parser.add_argument("--model", help="instead of the spec's models")
+    parser.add_argument("--adapter", metavar="FILE", help="an adapter of asrmask train")
     parser.add_argument("--model_dir", metavar="DIR", help="where official models are kept")
     parser.add_argument("--out", default="ablation", metavar="DIR", help="default: ablation")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: PyTorch's choice")
@@ -85,7 +86,8 @@ def _read_spec(args: argparse.Namespace) -> "Spec":
         raise OptionError(f"--preset must be one of {', '.join(spec.PRESETS)}, got {args.preset}")
     preset = args.preset or ("standard" if args.data else "quick")
     chosen = spec.read(Path(args.spec)) if args.spec else spec.PRESETS[preset]
-    return replace(chosen, models=(args.model,)) if args.model else chosen
+    chosen = replace(chosen, models=(args.model,)) if args.model else chosen
+    return replace(chosen, adapter=args.adapter) if args.adapter else chosen
 
 
 def _run(spec: "Spec", source: Path, out: Path, args: argparse.Namespace) -> None:

@@ -4,13 +4,14 @@ import argparse
 import os
 import shlex
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asrmask.checkpoints.registry import DEFAULT
 from asrmask.cli import boolean
-from asrmask.cli.flags import MODEL_DIR, WEIGHTS, Flag, add_flags, output_folder
+from asrmask.cli.flags import ADAPTER, MODEL_DIR, WEIGHTS, Flag, add_flags, output_folder
 from asrmask.errors import OptionError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ LISTS = {
               "random weights in the size of an official model"),
 }
 FLAGS: list[Flag] = [
+    ADAPTER,
     ("longest", float, 10.0, "longest file of --scaling file, in minutes, up to 180"),
     ("rounds", int, 3, "rounds; in each, all systems take turns"),
     ("most", int, None, "maximum clips of each data set (default: all)"),
@@ -58,6 +60,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.adapter is None:
+        return _run(args)
+    from asrmask.checkpoints import write_merged
+
+    with tempfile.TemporaryDirectory() as folder:  # other systems read weights, not adapters
+        args.model = [
+            write_merged(name, args.adapter, Path(folder), args.model_dir)
+            for name in args.model or [DEFAULT]
+        ]
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from asrmask.benchmark import report
     from asrmask.benchmark import run as bench
     from asrmask.benchmark.summary import AXES, compare_benchmarks, markdown

@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     import torch
 
+    from asrmask.checkpoints import write_merged
     from asrmask.comparison import report
     from asrmask.comparison.run import OPENAI, Comparison, find_clips, load_peers, parse_systems
     from asrmask.console import say
@@ -77,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
     model, options = transcribe.load(args, options)
     about = {
         "command": shlex.join(["asrmask", *sys.argv[1:]]),
-        "model": args.model,
+        "model": args.model if args.adapter is None else f"{args.model} with {args.adapter}",
         "padding": str(settings.policy),
         "decoding": "greedy" if args.beam_size is None else f"beam {args.beam_size}",
         "task": args.task,
@@ -87,7 +88,10 @@ def _run(args: argparse.Namespace) -> int:
     failed: dict[str, str] = {}
     table = sys.stderr if args.json == "-" else sys.stdout
     with tempfile.TemporaryDirectory() as folder:
-        peers = list(load_peers(names, model, args.model, args.model_dir, Path(folder)))
+        source = args.model
+        if args.adapter is not None:  # the others read weights, not adapters
+            source = write_merged(args.model, args.adapter, Path(folder), args.model_dir)
+        peers = list(load_peers(names, model, source, args.model_dir, Path(folder)))
         comparison = Comparison(model, peers, settings, options)
         print(report.format_row(names, *report.HEADINGS), file=table)
         for clip in clips:

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
     language = None if args.language is None else language_code(args.language)
     files = list(dict.fromkeys(file for source in args.files for file in files_of(source)))
-    model = load_model(args.model, device="cpu", download_root=args.model_dir)
+    model = load_model(args.model, device="cpu", download_root=args.model_dir, adapter=args.adapter)
     inspection = Inspection(model, policy, against)
     failed = []
     with progress(f"{counted(len(files), 'file')} under {args.padding}") as advance:

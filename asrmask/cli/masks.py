@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
     recording = Recording.open(args.file)
     recording.check_length(name)
-    model = load_model(args.model, device="cpu", download_root=args.model_dir)
+    model = load_model(args.model, device="cpu", download_root=args.model_dir, adapter=args.adapter)
     spectrogram = Spectrogram(recording, model.dims.n_mels)
     start = (spectrogram.n_frames - 1) // N_FRAMES * N_FRAMES  # the last window: only it is padded
     window = spectrogram.window(start, spectrogram.n_frames - start, fill=policy.fill)

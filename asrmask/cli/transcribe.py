@@ -253,7 +253,11 @@ def load(args: argparse.Namespace, options: "DecodingOptions") -> "tuple[Whisper
         compute_type = None  # half precision on a GPU, see --fp16
     keep_freed_memory()
     model = load_model(
-        args.model, device=device, download_root=args.model_dir, compute_type=compute_type
+        args.model,
+        device=device,
+        download_root=args.model_dir,
+        compute_type=compute_type,
+        adapter=args.adapter,
     )
     if not model.is_multilingual:
         ignored = {

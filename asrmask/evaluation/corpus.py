@@ -182,7 +182,19 @@ def speaker_of(name: str) -> str | None:
     return match[1] if match else None
 
 
-def check(clips: Sequence[Clip]) -> tuple[dict[str, float], dict[str, str]]:
+def as_written(text: str) -> str:
+    """A transcript as a model might write it: not in capitals, as LibriSpeech's are.
+
+    >>> as_written("AND MISTER POPE ")
+    'And mister pope'
+    """
+    text = text.strip()
+    return text.capitalize() if text.isupper() else text
+
+
+def check(
+    clips: Sequence[Clip], needs_text: bool = True
+) -> tuple[dict[str, float], dict[str, str]]:
     """Return the duration in seconds of each usable clip and the problem of each other, by id."""
     counts = Counter(clip.id for clip in clips)
     durations: dict[str, float] = {}
@@ -191,7 +203,7 @@ def check(clips: Sequence[Clip]) -> tuple[dict[str, float], dict[str, str]]:
         try:
             if counts[clip.id] > 1:
                 problems[clip.id] = f"{counts[clip.id]} clips have this id"
-            elif not (clip.text or "").strip():
+            elif needs_text and not (clip.text or "").strip():
                 problems[clip.id] = "no transcript"
             elif clip.data is None and not os.path.isfile(clip.path):
                 problems[clip.id] = f"no such file: {clip.path}"

@@ -101,6 +101,18 @@ def encode(
              know how many of their frames are real
     bank:    for virtual padding; None: the model's own
     """
+    return encode_with_gradients(model, windows, policy, record, bank=bank)
+
+
+def encode_with_gradients(
+    model: Whisper,
+    windows: Tensor | Sequence[Features],
+    policy: Policy | str = FULL,
+    record: Recorder | None = None,
+    *,
+    bank: Bank | None = None,
+) -> CrossAttentionCache:
+    """`encode`, for training: gradients pass through it."""
     policy = Policy.parse(policy)
     mel, visible = _frames(windows, policy)
     planned = plan(policy, visible, None if bank is None else bank.design, model.device)
@@ -166,8 +178,10 @@ def _features(
 def _cross_attention_cache(
     model: Whisper, features: Tensor, planned: Plan, padding: VirtualPadding | None
 ) -> CrossAttentionCache:
-    joined = features if padding is None else padding.extend_features(features)
-    audio = model.decoder.cross_attention_cache(joined, planned.cross_mask)
+    joined, mask = features, planned.cross_mask
+    if padding is not None:
+        joined, mask = padding.extend_features(features), padding.cross_mask
+    audio = model.decoder.cross_attention_cache(joined, mask)
     return replace(
         audio,
         features=features,
@@ -218,7 +232,7 @@ def _hidden_frames(policy: Policy, n_visible: int) -> tuple[int, int]:
 def _zero_border(mel: Tensor, hidden: Sequence[tuple[int, int]]) -> Tensor:
     """The same frames, with zeros at both ends of what each clip hides: (first, end) frames."""
     mel = mel.clone()
-    for frames, (first, end) in zip(mel, hidden, strict=True):
-        frames[:, first : min(first + BORDER, end)] = 0
-        frames[:, max(end - BORDER, first) : end] = 0
+    for i, (first, end) in enumerate(hidden):
+        mel[i, :, first : min(first + BORDER, end)] = 0
+        mel[i, :, max(end - BORDER, first) : end] = 0
     return mel

@@ -1,6 +1,7 @@
 """Whisper: encoder and decoder with openai-whisper's parameter names, so its weights load as is."""
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +12,19 @@ from asrmask.model.dimensions import ModelDimensions
 from asrmask.model.encoder import AudioEncoder
 
 
-def hash_weights(module: nn.Module, digest: "hashlib._Hash") -> None:
-    """Add a module's weights to a hash: floats as float32, whatever precision they came from."""
-    for name, weight in sorted(module.state_dict().items()):
+def hash_weights(weights: Mapping[str, Tensor], digest: "hashlib._Hash") -> None:
+    """Add weights by name to a hash: floats as float32, whatever precision they came from."""
+    for name, weight in sorted(weights.items()):
         digest.update(name.encode())
-        values = weight.float() if weight.is_floating_point() else weight
+        values = weight.detach().float() if weight.is_floating_point() else weight
         digest.update(values.cpu().contiguous().numpy().data)
+
+
+def sha256_of_weights(weights: Mapping[str, Tensor]) -> str:
+    """The sha256 of weights by name, as a model's `state_dict()` has them."""
+    digest = hashlib.sha256()
+    hash_weights(weights, digest)
+    return digest.hexdigest()
 
 
 class Whisper(nn.Module):

@@ -1,0 +1,1 @@
+"""Training under padding masks: spec → examples → steps → adapter, curves and a page."""
