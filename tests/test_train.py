@@ -1,6 +1,7 @@
 """Training under masks: gradients, teacher forcing, batches, augmentation, resuming, adapters."""
 
 import copy
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -334,7 +335,9 @@ def test_the_command_writes_an_adapter_and_a_page(run, samples, tmp_path):
     assert page.count("<figure>") == 2
     (out / "train.html").unlink()
     assert run("report", out)[0] == 0
-    assert (out / "train.html").read_text(encoding="utf-8") == page
+    again = (out / "train.html").read_text(encoding="utf-8")
+    without_images = [re.sub(r'src="[^"]+"', "", text) for text in (page, again)]  # of random ids
+    assert without_images[0] == without_images[1]
     adapter = (out / "adapter.safetensors").read_bytes()
     assert run(*command)[0] == 0  # it is done: nothing is trained again
     assert (out / "adapter.safetensors").read_bytes() == adapter

@@ -191,18 +191,24 @@ def format_measurement(entry: dict[str, Any]) -> str:
 
 
 def run_module(
-    module: str, job: dict[str, Any], threads: int, cache: Path | None = None
+    module: str,
+    job: dict[str, Any],
+    threads: int,
+    cache: Path | None = None,
+    python: str | None = None,
 ) -> dict[str, Any]:
     """Run a module with a job in a separate process; return the last line it prints, parsed.
 
-    cache: folder for what the process stores; None: the user's
+    cache:  folder for what the process stores; None: the user's
+    python: of another environment, which gets only this package of ours; None: this one
     """
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     if cache is not None:
         limits["XDG_CACHE_HOME"] = str(cache)
-    python_path = os.pathsep.join(filter(None, sys.path))
+    ours = str(Path(__file__).parent.parent.parent)
+    python_path = os.pathsep.join(filter(None, sys.path)) if python is None else ours
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module],
+        [python or sys.executable, "-W", "ignore", "-m", module],
         input=json.dumps({**job, "threads": threads}),
         capture_output=True,
         text=True,

@@ -63,14 +63,12 @@ def run(args: argparse.Namespace) -> int:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OptionError(f"--out must be a folder, got {out} ({error.strerror})") from None
-    lock = filelock.FileLock(out / ".lock")
     try:
-        lock.acquire(timeout=0)
+        with filelock.FileLock(out / ".lock", timeout=0):
+            _run(spec, source, out, args)
+            report.write([out], out)
     except filelock.Timeout:
         raise OptionError(f"{out}: another run is at work in this folder") from None
-    with lock:
-        _run(spec, source, out, args)
-        report.write([out], out)
     for sentence in report.verdict(report.load(out)):
         print(sentence)
     say(f"report: {out / 'report.html'}")

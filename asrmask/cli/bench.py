@@ -48,6 +48,10 @@ FLAGS: list[Flag] = [
     ("threads", int, 0, "number of CPU threads; 0: all cores"),
     ("out", "DIR", "bench", "folder for the results"),
     ("against", "FILE", None, "an older bench.json: also print ratios to it"),
+    ("live", boolean, False, "measure live transcription instead: delay, errors, cost"),
+    ("step", float, 0.3, "with --live: seconds of audio between two updates"),
+    ("peers", "PYTHON", None, "with --live: also measure whisper-streaming and moonshine-voice, by "
+     "a Python that has them"),
 ]
 # fmt: on
 
@@ -89,6 +93,8 @@ def _run(args: argparse.Namespace) -> int:
         raise OptionError(f"--shape must be of {', '.join(available_models())}, got {wrong[0]!r}")
     if (args.parts or args.shape) and (args.data or args.scaling or args.systems):
         raise OptionError("--parts and --shape measure no clips, got data, --scaling or --systems")
+    if args.live:
+        return run_live(args)
     old = bench.read(Path(args.against)) if args.against else None
     clips: dict[str, Any] = {"clip_sets": [], "systems": [], "decodings": []}
     if not args.parts and not args.shape:
@@ -122,6 +128,31 @@ def _run(args: argparse.Namespace) -> int:
         print("\n".join(compare_benchmarks(result, old)))
     say(f"report: {out / 'bench.html'}")
     return 1 if any("error" in entry for entry in result["runs"] + result["parts"]) else 0
+
+
+def run_live(args: argparse.Namespace) -> int:
+    """Run and report the benchmark of live transcription."""
+    from asrmask.benchmark import live, live_report, live_summary
+    from asrmask.benchmark import run as bench
+    from asrmask.console import say
+    from asrmask.model.virtual_padding import speech
+
+    sources = [Path(source) for source in args.data or [speech()[0].parent]]
+    spec = live.LiveSpec(
+        models=args.model or [DEFAULT],
+        clip_sets=bench.read_clip_sets(sources, args.most, None),
+        threads=args.threads or os.cpu_count() or 1,
+        command=shlex.join(["asrmask", *sys.argv[1:]]),
+        step=args.step,
+        peers=args.peers,
+        model_dir=args.model_dir,
+    )
+    out = output_folder(args.out)
+    result = live.run(spec, out)
+    live_report.write(out)
+    print(live_summary.markdown(result))
+    say(f"report: {out / 'live.html'}")
+    return 1 if any("error" in entry for entry in result["runs"]) else 0
 
 
 def chosen_systems(texts: list[str] | None) -> "list[Named]":

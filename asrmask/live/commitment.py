@@ -46,18 +46,21 @@ class LocalAgreement:
 
     n:      updates that must agree
     margin: seconds; a word that ends closer to the end of the audio is not ready
+    last:   the same for the last word: it may be the beginning of a longer one
     doubt:  a word below this probability must be in one update more
     """
 
     n: int = 2
     margin: float = 0.4
+    last: float = 0.6
     doubt: float = 0.3
 
     def n_ready(self, words: Sequence[Candidate], audio_end_s: float) -> int:
         """Return how many words are final; audio_end_s: end of the audio, on their clock."""
         for i, word in enumerate(words):
             n = self.n + (word.timing.probability < self.doubt)
-            if word.age < n or word.timing.end > audio_end_s - self.margin:
+            margin = self.last if word is words[-1] else self.margin
+            if word.age < n or word.timing.end > audio_end_s - margin:
                 return i
         return len(words)
 
@@ -90,7 +93,7 @@ def parse(text: str) -> Commitment:
     """Parse a policy: its name, then settings.
 
     >>> parse("agreement,n=3")
-    LocalAgreement(n=3, margin=0.4, doubt=0.3)
+    LocalAgreement(n=3, margin=0.4, last=0.6, doubt=0.3)
     """
     name, *settings = text.split(",")
     if name not in POLICIES:

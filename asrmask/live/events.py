@@ -22,7 +22,10 @@ class Event(Record):
 
 @dataclass(eq=False)
 class Partial(Event):
-    """Words after the committed ones, which may still change. Replaces the previous partial."""
+    """Words after the committed ones, which may still change.
+
+    They hold until the next event: another partial text, or none.
+    """
 
     kind = "partial"
     text: str

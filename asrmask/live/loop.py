@@ -37,7 +37,8 @@ HYSTERESIS = 0.15  # speech goes on down to this much below the threshold
 LEAD_S = 0.4  # of audio before speech, part of the utterance
 TAIL_S = 0.3  # of audio after speech, part of the last update
 MIN_SPEECH_S = 0.15  # less is no utterance
-MIN_UPDATE_S = 0.7  # of audio in the first update of an utterance, with its lead
+MIN_UPDATE_S = 0.3  # of audio in the first update of an utterance, without its lead
+MAX_PREFIX = 150  # tokens; with more, the buffer is cut
 KEPT_S = 2.0  # of audio that a cut leaves, at least
 MIN_LANGUAGE_PROB, MAX_LANGUAGE_S = 0.5, 3.0  # surer, or after so much audio: it is kept
 TOKENS_BEFORE, TOKENS_PER_S = 12, 12  # the longest text of an update; fast speech has 6 a second
@@ -98,6 +99,7 @@ class LiveLoop:
         self._is_closed = self._is_late = False
         self._events: list[Event] = []
         self._end_frame = 0  # of the previous utterance
+        self._opened_s = 0.0  # start of the utterance
         self._reset(0)
         self.request: DecodeRequest | None = None
         self._generator = self._run()
@@ -157,9 +159,30 @@ class LiveLoop:
         self.time_s += PIECE_S
         self._spectrogram.add(piece)
         if self._pause.add(self._detector.probability(piece), self.time_s):
-            self._reset(max(self._end_frame, self._frame(self.time_s - PIECE_S - LEAD_S)))
+            self._open()
         if self._pause.speech_s is None:
-            self._spectrogram.drop(self._frame(self.time_s - 2 * LEAD_S))
+            self._forget_context()
+            if not self._committed:
+                self._spectrogram.drop(self._frame(self.time_s - 2 * LEAD_S))
+
+    def _open(self) -> None:
+        """Begin an utterance. The words before it stay as its context, if they are recent."""
+        self._opened_s = self._updated_s = self.time_s
+        self._forget_context()
+        if not self._committed:
+            self._reset(max(self._end_frame, self._frame(self.time_s - PIECE_S - LEAD_S)))
+
+    def _forget_context(self) -> None:
+        """Drop words that are longer ago than the context of the next utterance."""
+        first_s = self.time_s - self.settings.context
+        n_old = sum(word.start < first_s for word in self._committed)
+        if n_old == len(self._committed):
+            self._leave(n_old)
+        elif n_old:
+            before, after = self._committed[n_old - 1 : n_old + 1]
+            self._start = self._frame((before.end + after.start) / 2)
+            self._leave(n_old)
+            self._spectrogram.drop(self._start)
 
     def _follow(self) -> LoopGenerator:
         """Decide what the newest piece of an utterance leads to."""
@@ -170,18 +193,20 @@ class LiveLoop:
             yield from self._end()
         elif buffer_s > LONGEST_BUFFER_S:  # nothing was committed for long
             yield from self._finish_buffer()
+            self._leave(len(self._committed))
             self._reset(n_frames)
-        elif self._is_due(buffer_s):
+        elif self._is_due():
             self._updated_s = self.time_s
             yield from self._update()
-            if buffer_s > self.settings.buffer:
+            n_tokens = sum(len(word.tokens) for word in self._committed)
+            if buffer_s > self.settings.buffer or n_tokens > MAX_PREFIX:
                 self._cut()
 
-    def _is_due(self, buffer_s: float) -> bool:
-        since_s = self.time_s - self._updated_s
+    def _is_due(self) -> bool:
+        is_time = self.time_s - self._updated_s > self.settings.step - PIECE_S / 2
+        is_long = self.time_s - self._opened_s >= MIN_UPDATE_S
         has_news = self._pause.last_speech_s > self._updated_s - TAIL_S
-        is_time = since_s > self.settings.step - PIECE_S / 2 and buffer_s >= MIN_UPDATE_S
-        return is_time and has_news and not self._is_late
+        return is_time and is_long and has_news and not self._is_late
 
     def _reset(self, start: int) -> None:
         """Begin a buffer at this frame."""
@@ -210,15 +235,14 @@ class LiveLoop:
     def _end(self) -> LoopGenerator:
         """End the utterance: commit all words and report the endpoint."""
         speech_s = self._pause.speech_s or 0.0
-        if speech_s >= MIN_SPEECH_S or self._committed:
+        if speech_s >= MIN_SPEECH_S or self._spoken is not None:
             yield from self._finish_buffer()
-            if self._spoken is not None:
-                times = self._spoken
-                self._events.append(Endpoint(self._now, *times))
-                self._spoken = None
+        if self._spoken is not None:
+            self._events.append(Endpoint(self._now, *self._spoken))
+            self._spoken = None
         self._end_frame = self._spectrogram.n_frames
         self._pause.speech_s = None
-        self._reset(self._end_frame)
+        self._candidates, self._partial = [], ""
 
     def _finish_buffer(self) -> LoopGenerator:
         """Decode the buffer once more and commit all of its words."""
@@ -232,7 +256,6 @@ class LiveLoop:
         if found is not None:
             self._candidates = candidates(found, self._candidates)
         self._commit(len(self._candidates))
-        self._leave(len(self._committed))
 
     def _decode(
         self, stop: int, policy: Policy, min_logprob: float | None
@@ -274,7 +297,11 @@ class LiveLoop:
         """Return the words after the prefix, with times on the clock of the stream."""
         tokenizer = self._tokenizer(result.language)
         tokens = [token for token in result.tokens if token < tokenizer.eot]
-        timings = align(self.model, tokenizer, tokens, encoded, n_frames)
+        if len(tokens) <= n_prefix:
+            return []
+        timings = align(
+            self.model, tokenizer, tokens, encoded, n_frames, min(n_prefix, len(tokens))
+        )
         timings = after_tokens(timings, n_prefix, tokenizer)
         merge_punctuations(timings, PREPEND_PUNCTUATIONS, APPEND_PUNCTUATIONS)
         offset_s = self._start / FRAMES_PER_SECOND
@@ -304,7 +331,7 @@ class LiveLoop:
         first_s = words[0].start if self._spoken is None else self._spoken[0]
         self._spoken = first_s, words[-1].end
         text = "".join(word.word for word in words)
-        self._partial = "".join(word.timing.word for word in self._candidates)
+        self._partial = ""
         self._events.append(Committed(self._now, text, words, self.language or "en", tokens))
 
     def _cut(self) -> None:

@@ -178,10 +178,8 @@ def _features(
 def _cross_attention_cache(
     model: Whisper, features: Tensor, planned: Plan, padding: VirtualPadding | None
 ) -> CrossAttentionCache:
-    joined, mask = features, planned.cross_mask
-    if padding is not None:
-        joined, mask = padding.extend_features(features), padding.cross_mask
-    audio = model.decoder.cross_attention_cache(joined, mask)
+    joined = features if padding is None else padding.extend_features(features)
+    audio = model.decoder.cross_attention_cache(joined, planned.cross_mask)
     return replace(
         audio,
         features=features,

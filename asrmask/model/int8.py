@@ -442,9 +442,15 @@ class Int8CrossAttention(Int8Attention):
         return out
 
     def _per_head(self, record: Recorder) -> Recorder:
-        """A recorder for the wide head that records scores, weights and values of every head."""
+        """A recorder for the wide head that records scores, weights and values of every head.
+
+        A recorder may say in `quantities` which ones it takes: values take time.
+        """
+        quantities = getattr(record, "quantities", {"scores", "weights", "values"})
 
         def recorded(place: str, quantity: str, x: Tensor) -> None:
+            if quantity not in quantities:
+                return
             if quantity in {"scores", "weights"}:  # (B, 1, H·Q, K) → (B, H, Q, K)
                 record(place, quantity, x[:, 0].unflatten(1, (self.n_head, -1)))
             elif quantity == "values":  # (B, 1, K, D) → (B, H, K, d)

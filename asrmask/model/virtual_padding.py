@@ -22,7 +22,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool1d, pad
+from torch.nn.functional import avg_pool1d
 
 from asrmask.audio.constants import N_FRAMES, N_POSITIONS, SAMPLE_RATE
 from asrmask.audio.recording import Recording, load_audio
@@ -55,15 +55,7 @@ class Bank:
 
     groups: each encoder layer's keys and values, averaged over `stride` positions, (H, groups, d)
     cross:  features of one position in `stride`, then of the window's last positions, (keys, D)
-
-    A bank that was trained also has biases, which are added to the logs of the keys' counts:
-
-    biases:     of each encoder layer's groups, (groups,) each; None: 0
-    cross_bias: of the keys of cross-attention, (keys,); None: 0
     """
-
-    biases: list[Tensor] | None = None
-    cross_bias: Tensor | None = None
 
     def __init__(self, model: Whisper, stored: dict[str, Tensor], design: Design | None = None):
         self.design = design or Design()
@@ -132,30 +124,13 @@ class VirtualPadding:
             torch.cat([own, others.expand(len(own), -1, -1, -1)], dim=2)
             for own, others in zip((keys, values), groups, strict=True)
         )
-        mask = self.layout.mask
-        if self.bank.biases is not None:
-            bias = self.bank.biases[layer][self.layout.first_group :]
-            mask = mask + pad(bias, (self.layout.n_own, 0))
-        return KeyValues(keys, values, mask)
+        return KeyValues(keys, values, self.layout.mask)
 
     def extend_features(self, features: Tensor) -> Tensor:
         """Features (B, n_own, D) for cross-attention, followed by the bank's."""
-        others = self.bank.cross[self._first_cross :]
-        return torch.cat([features, others.expand(len(features), -1, -1)], dim=1)
-
-    @property
-    def cross_mask(self) -> Tensor:
-        """(B, 1, 1, K) bias of cross-attention's keys."""
-        if self.bank.cross_bias is None:
-            return self.layout.cross_mask
-        bias = self.bank.cross_bias[self._first_cross :]
-        return self.layout.cross_mask + pad(bias, (self.layout.n_own, 0))
-
-    @property
-    def _first_cross(self) -> int:
-        """The first key of the bank that cross-attention is given."""
         n_groups = len(self.bank.cross) - self.bank.design.n_tail
-        return min(self.layout.first_group, n_groups)
+        others = self.bank.cross[min(self.layout.first_group, n_groups) :]
+        return torch.cat([features, others.expand(len(features), -1, -1)], dim=1)
 
 
 class _KeepKeys:

@@ -261,6 +261,13 @@ class Trainer:
                 weight.copy_(content["parameters"][name])
         self.optimizer.load_state_dict(content["optimizer"])
         self.progress = Progress(**content["progress"])
+        self.validation.latest = latest_validation(self.progress.history)
+
+
+def latest_validation(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of the last validation in a history."""
+    found = [entry for entry in history if entry["kind"] == "validation"]
+    return [entry for entry in found if entry["step"] == found[-1]["step"]]
 
 
 def has_bfloat16(device: str) -> bool:

@@ -115,6 +115,19 @@ def median_of_seven(values: list[Tensor]) -> Tensor:
     return values[MEDIAN_WIDTH // 2]
 
 
+class CrossScores:
+    """A recorder of the cross-attention scores of one clip: place → (H, tokens, positions)."""
+
+    quantities = frozenset({"scores"})
+
+    def __init__(self) -> None:
+        self.scores: dict[str, Tensor] = {}
+
+    def __call__(self, place: str, quantity: str, tensor: Tensor) -> None:
+        if quantity == "scores" and place.endswith(".cross"):
+            self.scores[place] = tensor[0]
+
+
 @torch.inference_mode()
 def align(
     model: Whisper,
@@ -122,32 +135,31 @@ def align(
     text_tokens: list[int],
     encoded: CrossAttentionCache,
     n_frames: int,
+    n_known: int = 0,
 ) -> list[WordTiming]:
     """Return the words of a window's text, with times and probabilities.
 
     encoded:  the encoded window, a batch of one
     n_frames: number of its frames that are not padding; word times are within them
+    n_known:  number of tokens at the start of the text whose probabilities are not needed
     """
     words, word_tokens = tokenizer.split_to_word_tokens([*text_tokens, tokenizer.eot])
     if len(word_tokens) <= 1:
         return []
     prompt_tokens = [*tokenizer.sot_sequence, tokenizer.no_timestamps]
     tokens = torch.tensor([[*prompt_tokens, *text_tokens, tokenizer.eot]], device=model.device)
-    scores: dict[str, Tensor] = {}
-
-    def record(place: str, quantity: str, tensor: Tensor) -> None:
-        if quantity == "scores" and place.endswith(".cross"):
-            scores[place] = tensor[0]  # (H, tokens, positions)
-
+    record = CrossScores()
     x, _ = model.decoder(tokens, encoded, model.decoder.cache(1, tokens.shape[1]), record)
     first = len(tokenizer.sot_sequence)
     # the output at each position predicts the next token
-    logits = model.decoder.logits(x[0, first : first + len(text_tokens)])[:, : tokenizer.eot]
-    rows = torch.arange(len(text_tokens), device=model.device)
-    token_logits = logits[rows, tokens[0, len(prompt_tokens) : -1]]
-    probabilities = (token_logits - logits.logsumexp(dim=-1)).exp().tolist()
+    last = first + len(text_tokens)
+    logits = model.decoder.logits(x[0, first + n_known : last])[:, : tokenizer.eot]
+    rows = torch.arange(len(logits), device=model.device)
+    token_logits = logits[rows, tokens[0, len(prompt_tokens) + n_known : -1]]
+    logprobs = token_logits - logits.logsumexp(dim=-1)
+    probabilities = [1.0] * n_known + logprobs.exp().tolist()
 
-    heads = [scores[f"decoder.{layer}.cross"][head] for layer, head in model.alignment_heads]
+    heads = [record.scores[f"decoder.{layer}.cross"][head] for layer, head in model.alignment_heads]
     # equivalent to a padding mask: the softmax covers only positions of real audio
     start = encoded.first_of(0) - encoded.origin
     audio = slice(start, start + n_frames // FRAMES_PER_POSITION)
