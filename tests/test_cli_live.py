@@ -216,14 +216,14 @@ def test_ctrl_c_ends_it_with_everything_written(pcm, tmp_path):
     line += ["-f", "txt", "-o", str(tmp_path), "--save", str(tmp_path / "talk.wav")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(line, **pipes) as process:
-        process.stdin.write(pcm + b"\0" * 32_000)  # silence: the text is final
+        process.stdin.write(pcm + b"\0" * 64_000)  # silence: the text is final
         process.stdin.flush()
         assert b"young man" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
     assert "young man" in (tmp_path / "stdin.txt").read_text()
     with wave.open(str(tmp_path / "talk.wav")) as file:
-        assert file.getnframes() == len(pcm) // 2 + 16_000
+        assert file.getnframes() == len(pcm) // 2 + 32_000
 
 
 # arrivals

@@ -41,7 +41,7 @@ def fast(model):
 def talk(samples):
     """The two shortest clips with pauses: the samples, and the transcript."""
     clips = sorted(samples.items(), key=lambda clip: len(clip[1]))[:2]
-    pause = np.zeros(RATE, np.float32)
+    pause = np.zeros(3 * RATE // 2, np.float32)
     audio = [part for path, _ in clips for part in (pause, load_audio(path))]
     return np.concatenate([*audio, pause]), " ".join(text for _, text in clips)
 
@@ -117,7 +117,9 @@ def test_speech_begins_and_goes_on_at_different_thresholds():
         *(False, True, False, False, False)
     ]
     assert pause.last_speech_s == 3
-    assert pause.speech_s == pytest.approx(3 * 0.032)
+    assert pause.speech == [1, 2, 3]
+    assert pause.speech_after(2.5) == pytest.approx((3 - 0.032, 0.032))
+    assert pause.speech_after(4) == (4, 0)
 
 
 # commitment
@@ -139,15 +141,19 @@ def test_age_counts_updates_that_agree_up_to_a_word():
 
 
 def test_local_agreement_needs_age_and_distance():
-    ready = LocalAgreement(n=2, margin=0.5, doubt=0.3).n_ready
+    ready = LocalAgreement(n=2, margin=0.5, last=0.5, doubt=0.3, patience=1).n_ready
     assert ready(words("a b c", age=2), 10) == 3
     assert ready(words("a b c", age=1), 10) == 0
     assert ready(words("a b c", age=2), 3.4) == 2
     doubtful = words("a b c", age=2)
     doubtful[1].timing.probability = 0.2
-    assert ready(doubtful, 10) == 1
+    assert ready(doubtful, 2.9) == 1
+    assert ready(doubtful, 10) == 3, "it ended long ago"
     doubtful[1].age = 3
-    assert ready(doubtful, 10) == 3
+    assert ready(doubtful, 2.9) == 2
+    ready = LocalAgreement(n=2, margin=0.5, last=2.5).n_ready
+    assert ready(words("a b c", age=2), 5) == 2, "the last word may go on"
+    assert ready(words("a b c", age=2), 6) == 3
 
 
 def test_attention_guided_stops_at_a_word_that_attends_to_the_newest_audio():
@@ -231,7 +237,7 @@ def test_integers_and_tensors_give_the_same(fast, talk):
     assert len(events) > 5
 
 
-@pytest.mark.parametrize("policy", ["attention", "agreement,n=3", "agreement,n=1,margin=1"])
+@pytest.mark.parametrize("policy", ["attention", "agreement,n=1,margin=1"])
 def test_other_policies_transcribe_too(fast, talk, policy):
     audio, transcript = talk
     found, expected = normal(text_of(run_live(fast, [audio], commit=policy))), normal(transcript)
@@ -275,7 +281,7 @@ def test_speech_without_a_pause_stays_within_the_buffer(fast, samples, monkeypat
         events += live.push(audio[i : i + 8000])
         longest = max(longest, live.loop._spectrogram.n_frames - live.loop._start)
     events += live.finish()
-    assert longest < 900
+    assert longest < 3000
     text = normal("".join(e.text for e in events if e.kind == "committed"))
     expected = normal(" ".join(2 * list(samples.values())))[: len(text)]
     assert len(text) > 60
@@ -372,8 +378,8 @@ def test_bad_audio_and_options_are_refused(fast, talk):
 
 def test_a_multilingual_model_keeps_the_language_it_detects(base_model, shared):
     path = sorted((shared / "fleurs").glob("fleurs-de-*"))[0]
-    audio = load_audio(path)[: 8 * RATE]
-    live = LiveTranscriber(base_model, step=2.0)
+    audio = load_audio(path)[: 6 * RATE]
+    live = LiveTranscriber(base_model, step=4.0, padding="full")
     live.push(audio)
     live.finish()
     assert live.loop.language == "de"

@@ -308,6 +308,20 @@ def test_two_clips_are_learned_by_heart(samples, tmp_path, one_thread):
         assert result.text == text
 
 
+@pytest.mark.parametrize("policy", ["virtual", "trim,positions=last", "trim,sink=0.5"])
+def test_other_policies_can_be_trained_under(speech, tmp_path, policy):
+    spec = replace(QUICK, policies=(policy,), learning_rate=5e-5, warmup=0)
+    made = trainer(speech, tmp_path, spec)
+    batch = made.batch([made.batches[0][0]], Policy.parse(policy), Augmentation())
+    before = made.backward([batch])
+    assert 0 < before["features"] < 2
+    for _ in range(3):
+        made.optimizer.step()
+        made.optimizer.zero_grad()
+        after = made.backward([batch])
+    assert after["features"] + after["logits"] < before["features"] + before["logits"]
+
+
 def test_everything_can_be_trained(speech, tmp_path):
     spec = replace(QUICK, train="everything", learning_rate=1e-3, warmup=0, steps=1)
     made = trainer(speech, tmp_path, spec)

@@ -193,11 +193,19 @@ class _SeekableFile:
             return -errno.EINVAL
 
 
+def unbuffered(pipe: IO[bytes]) -> IO[bytes]:
+    """Return the file below a buffered one, whose `read` returns what is there.
+
+    A thread that waits for a buffered file holds its lock, and Python cannot exit.
+    """
+    return getattr(pipe, "raw", pipe)
+
+
 class _Pipe:
-    """A file for PyAV that has no seek, and reads what is there."""
+    """A file for PyAV that has no seek."""
 
     def __init__(self, pipe: IO[bytes]):
-        self.read = getattr(pipe, "read1", pipe.read)
+        self.read = unbuffered(pipe).read
 
 
 class _AudioDecoder:

@@ -35,8 +35,9 @@ JOINED_S = 150.0  # of clips in a joined recording, at least
 PAUSES_S = (0.3, 3.0)  # between joined clips
 STEPS_S = (0.2, 0.3, 0.5, 1.0, 2.0)
 LENGTHS_S = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 28.0)
-STREAMS = (1, 6, 8)
+STREAMS = (1, 6)
 POLICIES = ("attention",)  # beside the default one
+NAMES = ("model", "work", "system", "options", "streams", "padding", "seconds")  # of an entry
 PEER_STEP_S = 1.0  # of other systems, for which a second is usual
 
 
@@ -110,7 +111,8 @@ def run(spec: LiveSpec, out: Path) -> dict[str, Any]:
 
         def add(kind: str, entry: dict[str, Any]) -> None:
             result[kind].append(entry)
-            say(f"{kind}: " + ", ".join(str(v) for v in list(entry.values())[:4]))
+            named = [str(entry[name]) for name in NAMES if name in entry]
+            say(f"{kind}: {', '.join(named)}{': ' * ('error' in entry)}{entry.get('error', '')}")
             save(result, out)
 
         for model in spec.models:

@@ -81,7 +81,7 @@ def words(model: Whisper, job: dict[str, Any]) -> dict[str, Any]:
     """Return each word of each file and its end, by the exact model."""
     found = []
     for path in job["files"]:
-        result = model.transcribe(path, word_timestamps=True)  # type: ignore[operator]
+        result = model.transcribe(path, word_timestamps=True, temperature=0.0)  # type: ignore[operator]
         found.append([[w.word, w.end] for s in result.segments for w in s.words or []])
     return {"words": found}
 

@@ -62,8 +62,8 @@ TEXT: list[Flag] = [
 UPDATES: list[Flag] = [
     ("step", float, 0.3, "seconds of audio between two updates"),
     ("commit", "POLICY", "agreement",
-     "when words are final: agreement[,n=N][,margin=S][,doubt=P], or attention[,margin=S]"),
-    ("endpoint", float, 0.6, "seconds of silence that end an utterance"),
+     "when words are final: agreement[,n=N][,margin=S]…, or attention[,margin=S]"),
+    ("endpoint", float, 1.2, "seconds of silence that end an utterance"),
     ("buffer", float, 15.0, "seconds of audio in an update, at most"),
     ("padding", "POLICY", "virtual", "what the model may see of it"),
     ("compute_type", "TYPE", FAST.compute_type, "of the model: int8 or float32"),

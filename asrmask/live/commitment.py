@@ -44,23 +44,28 @@ def candidates(timings: Sequence[WordTiming], previous: Sequence[Candidate]) -> 
 class LocalAgreement:
     """LocalAgreement-n: words that n updates in a row agree on.
 
-    n:      updates that must agree
-    margin: seconds; a word that ends closer to the end of the audio is not ready
-    last:   the same for the last word: it may be the beginning of a longer one
-    doubt:  a word below this probability must be in one update more
+    n:        updates that must agree
+    margin:   seconds; a word that ends closer to the end of the audio is not ready
+    last:     the same for the last word: it may be the beginning of a longer one
+    doubt:    a word below this probability is in doubt
+    patience: how many updates more must agree on such a word
+    limit:    seconds; a word that ended longer ago is not in doubt
     """
 
     n: int = 2
     margin: float = 0.4
-    last: float = 0.6
-    doubt: float = 0.3
+    last: float = 0.7
+    doubt: float = 0.5
+    patience: int = 3
+    limit: float = 1.0
 
     def n_ready(self, words: Sequence[Candidate], audio_end_s: float) -> int:
         """Return how many words are final; audio_end_s: end of the audio, on their clock."""
         for i, word in enumerate(words):
-            n = self.n + (word.timing.probability < self.doubt)
+            since_s = audio_end_s - word.timing.end
+            in_doubt = word.timing.probability < self.doubt and since_s < self.limit
             margin = self.last if word is words[-1] else self.margin
-            if word.age < n or word.timing.end > audio_end_s - margin:
+            if word.age < self.n + self.patience * in_doubt or since_s < margin:
                 return i
         return len(words)
 
@@ -93,7 +98,7 @@ def parse(text: str) -> Commitment:
     """Parse a policy: its name, then settings.
 
     >>> parse("agreement,n=3")
-    LocalAgreement(n=3, margin=0.4, last=0.6, doubt=0.3)
+    LocalAgreement(n=3, margin=0.4, last=0.7, doubt=0.5, patience=3, limit=1.0)
     """
     name, *settings = text.split(",")
     if name not in POLICIES:
@@ -103,7 +108,7 @@ def parse(text: str) -> Commitment:
     for setting in settings:
         key, _, value = setting.partition("=")
         try:
-            values[key] = int(value) if key == "n" else float(value)
+            values[key] = int(value) if key in {"n", "patience"} else float(value)
         except ValueError:
             key = ""
         if key not in known:

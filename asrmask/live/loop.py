@@ -9,7 +9,7 @@ decoded. A pause ends the utterance.
 """
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -37,6 +37,7 @@ HYSTERESIS = 0.15  # speech goes on down to this much below the threshold
 LEAD_S = 0.4  # of audio before speech, part of the utterance
 TAIL_S = 0.3  # of audio after speech, part of the last update
 MIN_SPEECH_S = 0.15  # less is no utterance
+MISSED_SPEECH_S = 0.4  # so much after the committed words has words of its own
 MIN_UPDATE_S = 0.3  # of audio in the first update of an utterance, without its lead
 MAX_PREFIX = 150  # tokens; with more, the buffer is cut
 KEPT_S = 2.0  # of audio that a cut leaves, at least
@@ -53,22 +54,27 @@ Reply = Generator[DecodeRequest | None, DecodeReply | None, DecodingResult | Non
 class Pause:
     """Follows the probabilities of speech.
 
-    speech_s:      seconds of speech in the utterance; None: no utterance
+    speech:        ends of the pieces of speech in the utterance; empty: no utterance
     last_speech_s: end of the last speech
     """
 
     threshold: float
-    speech_s: float | None = None
+    speech: list[float] = field(default_factory=list)
     last_speech_s: float = 0.0
 
     def add(self, probability: float, time_s: float) -> bool:
         """Add a piece that ends at time_s; return whether speech begins with it."""
-        is_open = self.speech_s is not None
+        is_open = bool(self.speech)
         if probability < self.threshold - HYSTERESIS * is_open:
             return False
         self.last_speech_s = time_s
-        self.speech_s = (self.speech_s or 0.0) + PIECE_S
+        self.speech.append(time_s)
         return not is_open
+
+    def speech_after(self, time_s: float) -> tuple[float, float]:
+        """Return the start and the seconds of the utterance's speech after a time."""
+        after = [end for end in self.speech if end - PIECE_S >= time_s]
+        return (after[0] - PIECE_S if after else time_s), PIECE_S * len(after)
 
 
 class LiveLoop:
@@ -149,9 +155,9 @@ class LiveLoop:
                 break
             piece, self._samples = self._samples[:FRAME], self._samples[FRAME:]
             self._take(np.pad(piece, (0, FRAME - len(piece))))
-            if self._pause.speech_s is not None:
+            if self._pause.speech:
                 yield from self._follow()
-        if self._pause.speech_s is not None:
+        if self._pause.speech:
             yield from self._end()
 
     def _take(self, piece: np.ndarray) -> None:
@@ -159,30 +165,10 @@ class LiveLoop:
         self.time_s += PIECE_S
         self._spectrogram.add(piece)
         if self._pause.add(self._detector.probability(piece), self.time_s):
-            self._open()
-        if self._pause.speech_s is None:
-            self._forget_context()
-            if not self._committed:
-                self._spectrogram.drop(self._frame(self.time_s - 2 * LEAD_S))
-
-    def _open(self) -> None:
-        """Begin an utterance. The words before it stay as its context, if they are recent."""
-        self._opened_s = self._updated_s = self.time_s
-        self._forget_context()
-        if not self._committed:
+            self._opened_s = self.time_s
             self._reset(max(self._end_frame, self._frame(self.time_s - PIECE_S - LEAD_S)))
-
-    def _forget_context(self) -> None:
-        """Drop words that are longer ago than the context of the next utterance."""
-        first_s = self.time_s - self.settings.context
-        n_old = sum(word.start < first_s for word in self._committed)
-        if n_old == len(self._committed):
-            self._leave(n_old)
-        elif n_old:
-            before, after = self._committed[n_old - 1 : n_old + 1]
-            self._start = self._frame((before.end + after.start) / 2)
-            self._leave(n_old)
-            self._spectrogram.drop(self._start)
+        if not self._pause.speech:
+            self._spectrogram.drop(self._frame(self.time_s - 2 * LEAD_S))
 
     def _follow(self) -> LoopGenerator:
         """Decide what the newest piece of an utterance leads to."""
@@ -221,6 +207,8 @@ class LiveLoop:
         """Decode the buffer, commit what is ready and report the rest."""
         stop = self._spectrogram.n_frames
         found = yield from self._decode(stop, self._policy, min_logprob=None)
+        if found == [] and self._begin_after_committed():
+            found = yield from self._decode(stop, self._policy, min_logprob=None)
         if found is None:
             return
         self._candidates = candidates(found, self._candidates)
@@ -234,15 +222,16 @@ class LiveLoop:
 
     def _end(self) -> LoopGenerator:
         """End the utterance: commit all words and report the endpoint."""
-        speech_s = self._pause.speech_s or 0.0
+        speech_s = PIECE_S * len(self._pause.speech)
         if speech_s >= MIN_SPEECH_S or self._spoken is not None:
             yield from self._finish_buffer()
         if self._spoken is not None:
             self._events.append(Endpoint(self._now, *self._spoken))
             self._spoken = None
         self._end_frame = self._spectrogram.n_frames
-        self._pause.speech_s = None
-        self._candidates, self._partial = [], ""
+        self._pause.speech.clear()
+        self._leave(len(self._committed))
+        self._reset(self._end_frame)
 
     def _finish_buffer(self) -> LoopGenerator:
         """Decode the buffer once more and commit all of its words."""
@@ -251,11 +240,27 @@ class LiveLoop:
         fallback = self.settings.policy_fallback and self._policy.kind != "full"
         min_logprob = MIN_SURE_LOGPROB if fallback else None
         found = yield from self._decode(stop, self._policy, min_logprob)
+        if found == [] and self._begin_after_committed():
+            found = yield from self._decode(stop, self._policy, min_logprob)
         if found is None and fallback:
             found = yield from self._decode(stop, self._policy.fallback, None)
         if found is not None:
             self._candidates = candidates(found, self._candidates)
         self._commit(len(self._candidates))
+
+    def _begin_after_committed(self) -> bool:
+        """Begin the buffer after the committed words, if much speech follows them.
+
+        After a pause the model often takes the committed words for the whole text. Without them it
+        does not.
+        """
+        start_s, speech_s = self._pause.speech_after(self._committed_s + MIN_SPEECH_S)
+        if not self._committed or speech_s < MISSED_SPEECH_S:
+            return False
+        self._start = self._frame(max(start_s - LEAD_S, self._committed_s))
+        self._leave(len(self._committed))
+        self._spectrogram.drop(self._start)
+        return True
 
     def _decode(
         self, stop: int, policy: Policy, min_logprob: float | None

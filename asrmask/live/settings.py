@@ -19,9 +19,8 @@ class LiveSettings:
 
     step: float = 0.3  # of audio between two updates
     commit: Commitment | str = field(default_factory=LocalAgreement)
-    endpoint: float = 0.6  # of silence that ends an utterance
+    endpoint: float = 1.2  # of silence that ends an utterance
     buffer: float = 15.0  # of audio in an update, at most; longer utterances are cut at a pause
-    context: float = 0.0  # of audio before an utterance that stays in its updates
     threshold: float = 0.5  # probability above which speech begins
     padding: Policy | str = "virtual"  # how much of it is visible
     policy_fallback: bool = True  # decode an unreliable end of an utterance again, with all of it
@@ -43,7 +42,6 @@ class LiveSettings:
             "step": (0.05, 10.0),
             "endpoint": (0.1, 10.0),
             "buffer": (2.0, LONGEST_BUFFER_S),
-            "context": (0.0, 10.0),
             "threshold": (0.01, 0.99),
         }
         for name, (low, high) in limits.items():

@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from asrmask.audio.constants import SAMPLE_RATE
-from asrmask.audio.media import resample_blocks
+from asrmask.audio.media import resample_blocks, unbuffered
 from asrmask.errors import AudioError, MissingPackageError, OptionError, one_line
 
 BLOCK_S = 0.1  # of audio in a block of a file or microphone
@@ -85,8 +85,8 @@ def raw_pipe(pipe: IO[bytes], rate: int, problems: list[str]) -> Iterator[np.nda
     def blocks() -> Iterator[np.ndarray]:
         rest = b""
         size = 2 * round(rate * BLOCK_S)
-        read = getattr(pipe, "read1", pipe.read)
-        while data := read(size):
+        source = unbuffered(pipe)
+        while data := source.read(size):
             data = rest + data
             n_whole = len(data) // 2 * 2
             rest = data[n_whole:]

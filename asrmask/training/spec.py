@@ -110,7 +110,7 @@ class TrainSpec:
     warmup:         steps to the full learning rate, which then falls to 0 as a cosine
     held_out:       clips that are not trained on, to validate
     validate_every: steps
-    patience:       validations without a better loss before the run ends early; 0: never
+    patience:       validations that are not better before the run ends early; 0: never
     """
 
     model: str = "tiny.en"
@@ -124,7 +124,7 @@ class TrainSpec:
     steps: int = 300
     batch_size: int = 8
     accumulate: int = 1
-    learning_rate: float = 2e-3
+    learning_rate: float = 5e-4
     warmup: int = 20
     clip_norm: float = 1.0
     precision: str = "auto"

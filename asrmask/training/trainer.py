@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,14 @@ class Progress:
     """Where a run is.
 
     history:   what was measured: an entry for each step, and one for each validation and policy
-    best_loss: the lowest validation loss, and the step that gave it
+    best:      texts without end and loss of the best validation; empty: none yet
+    best_step: the step that it came after
     n_worse:   validations since then
     """
 
     step: int
     history: list[dict[str, Any]]
-    best_loss: float = math.inf
+    best: list[float] = field(default_factory=list)
     best_step: int = 0
     n_worse: int = 0
     is_done: bool = False
@@ -208,15 +209,20 @@ class Trainer:
         )
 
     def _validate(self) -> None:
-        """Measure held-out clips; keep the weights if they are the best so far."""
+        """Measure held-out clips; keep the weights if they are the best so far.
+
+        The best are those with the fewest texts that do not end, then with the lowest loss. The
+        loss alone would not do: texts are forced, so it hardly counts that one would not end.
+        """
         progress = self.progress
         entries = self.validation.measure(self.model, progress.step, self.bank)
         progress.history += entries
         names = [str(Policy.parse(text)) for text in self.spec.policies]
-        found = [e["loss"] for e in entries if e["policy"] in names]
-        loss = sum(found) / len(found) if found else math.inf
-        if loss < progress.best_loss or not found:
-            progress.best_loss, progress.best_step, progress.n_worse = loss, progress.step, 0
+        found = [entry for entry in entries if entry["policy"] in names]
+        keys = ("n_endless", "loss")
+        means = [sum(entry[key] for entry in found) / max(len(found), 1) for key in keys]
+        if not found or not progress.best or means < progress.best:
+            progress.best, progress.best_step, progress.n_worse = means, progress.step, 0
             about = asdict(self.spec) | {"step": progress.step}
             self.weights.save(self.folder / self.weights.file_name, about)
         else:
