@@ -234,6 +234,7 @@ def test_held_out_clips_do_not_depend_on_order_or_seed(sample):
 # runs
 
 QUICK = TrainSpec(
+    policies=("trim",),
     steps=3,
     batch_size=1,
     accumulate=2,
@@ -288,6 +289,7 @@ def test_two_clips_are_learned_by_heart(samples, tmp_path, one_thread):
     texts = ["Seventeen purple elephants.", "The cat sat."]
     clips = [Clip(path, text) for path, text in zip(samples, texts, strict=False)]
     spec = TrainSpec(
+        policies=("trim",),
         steps=24,
         batch_size=2,
         held_out=0,
@@ -338,7 +340,7 @@ def test_the_command_writes_an_adapter_and_a_page(run, samples, tmp_path):
     data.mkdir()
     rows = "".join(f"{path}\n" for path in list(samples)[:3])
     (data / "manifest.tsv").write_text(f"path\n{rows}")
-    spec.write_text("steps = 1\nbatch_size = 2\nheld_out = 1\nvalidation = ['trim']\n")
+    spec.write_text("policies = ['trim']\nsteps = 1\nbatch_size = 2\nheld_out = 1\n")
     command = ["train", data, "--spec", spec, "--out", out, "--threads", "1"]
     code, printed, err = run(*command)
     assert code == 0, err

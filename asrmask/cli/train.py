@@ -12,7 +12,8 @@ from asrmask.errors import OptionError
 USAGE = "DATA [--spec FILE] [--out DIR] [--targets DIR]"
 # fmt: off
 FLAGS: list[flags.Flag] = [
-    ("spec", "FILE", None, "what is trained and how, as TOML (default: an adapter for trim)"),
+    ("spec", "FILE", None, "what is trained and how, as TOML (default: an adapter for trim, which "
+     "leaves full as it was)"),
     ("model", "MODEL", None, f"instead of the spec's model: {flags.WEIGHTS}"),
     flags.MODEL_DIR,
     flags.DEVICE,

@@ -68,27 +68,26 @@ def merge(weights: dict[str, Tensor], tensors: Mapping[str, Tensor], scale: floa
 
 def _changed(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> list[str]:
     """The names of the weights that an adapter changes. Raise CheckpointError if it cannot."""
-    names = set()
+    found: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in tensors.items():
-        name = full_name
-        for end in (LORA_A, LORA_B, DELTA):
-            name = name.removesuffix(end)
-        if name not in shapes or name == full_name:
+        name, dot, last = full_name.rpartition(".")
+        if name not in shapes or dot + last not in {LORA_A, LORA_B, DELTA}:
             raise CheckpointError(f"an adapter must change weights of the model, got {full_name}")
         if not tensor.is_floating_point():
             raise CheckpointError(f"{full_name} must hold floats, got {tensor.dtype}")
-        names.add(name)
-    for name in names:
-        a, b, delta = (tensors.get(name + end) for end in (LORA_A, LORA_B, DELTA))
-        if delta is not None and a is None and b is None:
-            fits = delta.shape == shapes[name]
-        else:
-            fits = delta is None and a is not None and b is not None
-            fits = fits and a.ndim == b.ndim == 2 and len(a) == b.shape[1]  # type: ignore[union-attr,arg-type]
-            fits = fits and (len(b), a.shape[1]) == tuple(shapes[name])  # type: ignore[union-attr,arg-type]
-        if not fits:
-            got = {
-                key: tuple(tensor.shape) for key, tensor in tensors.items() if key.startswith(name)
-            }
-            raise CheckpointError(f"{name} is {tuple(shapes[name])}, got additions of {brief(got)}")
-    return sorted(names)
+        found.setdefault(name, {})[dot + last] = tensor
+    for name, parts in found.items():
+        if not _fits(parts, shapes[name]):
+            got = brief({last: tuple(tensor.shape) for last, tensor in parts.items()})
+            raise CheckpointError(f"{name} is {tuple(shapes[name])}, got additions of {got}")
+    return sorted(found)
+
+
+def _fits(parts: Mapping[str, Tensor], shape: torch.Size) -> bool:
+    """Whether additions are for a weight of that shape."""
+    if set(parts) == {DELTA}:
+        return parts[DELTA].shape == shape
+    if set(parts) != {LORA_A, LORA_B}:
+        return False
+    a, b = parts[LORA_A], parts[LORA_B]
+    return a.ndim == b.ndim == 2 and len(a) == b.shape[1] and (len(b), a.shape[1]) == shape

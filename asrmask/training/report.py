@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from asrmask.errors import OptionError
 from asrmask.reporting.pages import ReportFolder, render_template, style_figure
@@ -14,7 +15,8 @@ from asrmask.reporting.pages import ReportFolder, render_template, style_figure
 HISTORY = "history.json"  # written by trainer.py
 SMOOTHED = 10  # steps that the line of the training loss averages
 WIDTH, HEIGHT = 5.8, 3.6  # inches
-MOST_WER = 200  # percent that the plot of word error rates shows
+LEAST_LOSS = 1e-3  # that the plot of losses shows
+PERCENT = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 Entries = Sequence[dict[str, Any]]
 
 
@@ -58,11 +60,11 @@ def write(folder: Path) -> list[Path]:
 
 LOSS_CAPTION = (
     "Thin: every step. Thick: its mean over 10 steps. Dots: held-out clips, whole and unchanged. "
-    "Under full the loss begins at 0 where the model learns from itself."
+    "A model that learns from itself begins at 0 under full: losses below 0.001 are drawn there."
 )
 WER_CAPTION = (
     "Against the transcripts, or where there are none, against what the padded model wrote before "
-    f"training. Greedy, without fallback. Values above {MOST_WER} % are drawn there."
+    "training. Greedy, without fallback."
 )
 
 
@@ -81,12 +83,12 @@ def loss_figure(steps: Entries, validations: Entries) -> Figure | None:
     for policy, entries in _by_policy(validations).items():
         axes.plot(
             [entry["step"] for entry in entries],
-            [entry["loss"] for entry in entries],
+            [max(entry["loss"], LEAST_LOSS) for entry in entries],
             marker="o",
             markersize=3,
             label=policy,
         )
-    axes.set(xlabel="step", ylabel="loss", yscale="log" if values.min() > 0 else "linear")
+    axes.set(xlabel="step", ylabel="loss", yscale="log")
     return figure
 
 
@@ -97,11 +99,16 @@ def wer_figure(validations: Entries) -> Figure | None:
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.subplots()
     for policy, entries in _by_policy(validations).items():
-        rates = [min(100 * entry["wer"], MOST_WER) for entry in entries]
+        rates = [100 * entry["wer"] for entry in entries]
         axes.plot(
             [entry["step"] for entry in entries], rates, marker="o", markersize=3, label=policy
         )
-    axes.set(xlabel="step", ylabel="WER %", ylim=(0, None))
+    highest = max(100 * entry["wer"] for entry in validations)
+    axes.set(xlabel="step", ylabel="WER %")
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_yticks([x for x in PERCENT if x <= 2 * highest], minor=False)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
     return figure
 
 

@@ -103,7 +103,8 @@ class Augmentation:
 class TrainSpec:
     """The definition of a training run.
 
-    policies:       what the model may see of the padding, as in --padding
+    policies:       what the model may see of the padding, as in --padding; one is drawn for each
+                    batch. Without full among them, the model with full padding changes too
     validation:     policies that held-out clips are decoded under; default: those, and full
     timestamps:     share of the texts that the padded model writes with timestamps
     batch_size:     clips that pass the model together; a step accumulates `accumulate` batches
@@ -114,7 +115,7 @@ class TrainSpec:
     """
 
     model: str = "tiny.en"
-    policies: tuple[str, ...] = ("trim",)
+    policies: tuple[str, ...] = ("trim", "trim", "trim", "full")
     validation: tuple[str, ...] = ()
     train: str = "adapter"
     adapter: AdapterShape = AdapterShape()

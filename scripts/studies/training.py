@@ -36,8 +36,7 @@ from asrmask.training.trainer import Trainer
 from asrmask.training.weights import AdapterWeights
 
 TRAINED_ON = "librispeech-train-unlabelled"
-SETS = ("librispeech-test-other", "ljspeech")
-MORE_SETS = ("fleurs-en",)
+SETS = ("librispeech-test-other", "ljspeech", "fleurs-en")
 N_CLIPS = 120  # that are trained on or held out
 STEPS = 120
 BATCH_SIZE = 6  # also of evaluation
@@ -118,12 +117,12 @@ class Study:
         trainer.weights.save(folder / LAST, asdict(spec))
         report.write(folder)
 
-    def evaluate(self, name: str, seed: int, sets: Sequence[str] = SETS) -> None:
+    def evaluate(self, name: str, seed: int) -> None:
         """Decode every set under the cell's policies, where that is not done yet."""
         todo = [
             (policy, data_set)
             for policy in EVALUATED[name]
-            for data_set in sets
+            for data_set in SETS
             if not self._results(name, seed, policy, data_set).exists()
         ]
         if not todo:
@@ -178,12 +177,11 @@ class Study:
     def _blocks(self) -> dict[str, list[str]]:
         """What the bootstrap draws: speakers, or clips where no speaker is known."""
         return {
-            name: [clip.speaker or clip.id for clip in clips_of(self.data, name)]
-            for name in (*SETS, *MORE_SETS)
+            name: [clip.speaker or clip.id for clip in clips_of(self.data, name)] for name in SETS
         }
 
     def print_tables(self) -> None:
-        for data_set in (*SETS, *MORE_SETS):
+        for data_set in SETS:
             lines = self._lines(data_set)
             if lines:
                 n_clips = len(self._blocks[data_set])
