@@ -199,7 +199,7 @@ def test_wrong_usage_is_one_line_and_ends_with_2(run, arguments):
         ("-", "a command is missing, did you mean: asrmask transcribe -"),
         ("--fast a.mp3", "a command is missing, did you mean: asrmask transcribe --fast a.mp3"),
         ("trancribe a.mp3", "unknown command trancribe, did you mean transcribe?"),
-        ("sing", "unknown command sing, expected one of transcribe, compare, "),
+        ("sing", "unknown command sing, expected one of transcribe, live, compare, "),
         ("transcribe a.mp3 --langauge de", "unknown flag --langauge, did you mean --language?"),
         ("transcribe --beam-sise=5", "unknown flag --beam-sise, did you mean --beam_size?"),
         ("transcribe a.mp3 --loud", "unknown flag --loud (see"),

@@ -23,7 +23,7 @@ from asrmask.live import (
     push_all,
 )
 from asrmask.live.commitment import Candidate, candidates
-from asrmask.live.loop import Pause, after_tokens
+from asrmask.live.loop import SpeechTracker, after_tokens
 from asrmask.live.settings import LiveSettings
 from asrmask.transcription import scheduler
 from asrmask.transcription.word_timing import WordTiming
@@ -112,7 +112,7 @@ def test_speech_is_detected_as_in_a_recording(sample):
 
 
 def test_speech_begins_and_goes_on_at_different_thresholds():
-    pause = Pause(0.5)
+    pause = SpeechTracker(0.5)
     assert [pause.add(p, i) for i, p in enumerate([0.4, 0.6, 0.4, 0.6, 0.3])] == [
         *(False, True, False, False, False)
     ]

@@ -33,6 +33,7 @@ from asrmask.transcription.window_loop import DecodeReply, DecodeRequest, Prompt
 from asrmask.transcription.word_timing import WordTiming, align, merge_punctuations
 
 PIECE_S = FRAME / SAMPLE_RATE  # 0.032
+MAX_PIECES = round(LONGEST_BUFFER_S / PIECE_S)
 HYSTERESIS = 0.15  # speech goes on down to this much below the threshold
 LEAD_S = 0.4  # of audio before speech, part of the utterance
 TAIL_S = 0.3  # of audio after speech, part of the last update
@@ -51,10 +52,10 @@ Reply = Generator[DecodeRequest | None, DecodeReply | None, DecodingResult | Non
 
 
 @dataclass
-class Pause:
+class SpeechTracker:
     """Follows the probabilities of speech.
 
-    speech:        ends of the pieces of speech in the utterance; empty: no utterance
+    speech:        ends of the latest pieces of speech in the utterance; empty: no utterance
     last_speech_s: end of the last speech
     """
 
@@ -69,6 +70,7 @@ class Pause:
             return False
         self.last_speech_s = time_s
         self.speech.append(time_s)
+        del self.speech[:-MAX_PIECES]
         return not is_open
 
     def speech_after(self, time_s: float) -> tuple[float, float]:
@@ -99,7 +101,7 @@ class LiveLoop:
         self._commitment, self._policy = settings.commitment, settings.policy
         self._spectrogram = LiveSpectrogram(model.dims.n_mels)
         self._detector = LiveDetector()
-        self._pause = Pause(settings.threshold)
+        self._tracker = SpeechTracker(settings.threshold)
         self._prompt = self._new_prompt()
         self._samples = np.empty(0, np.float32)
         self._is_closed = self._is_late = False
@@ -155,26 +157,26 @@ class LiveLoop:
                 break
             piece, self._samples = self._samples[:FRAME], self._samples[FRAME:]
             self._take(np.pad(piece, (0, FRAME - len(piece))))
-            if self._pause.speech:
+            if self._tracker.speech:
                 yield from self._follow()
-        if self._pause.speech:
+        if self._tracker.speech:
             yield from self._end()
 
     def _take(self, piece: np.ndarray) -> None:
         """Take one piece of audio; open an utterance if speech begins."""
         self.time_s += PIECE_S
         self._spectrogram.add(piece)
-        if self._pause.add(self._detector.probability(piece), self.time_s):
+        if self._tracker.add(self._detector.probability(piece), self.time_s):
             self._opened_s = self.time_s
             self._reset(max(self._end_frame, self._frame(self.time_s - PIECE_S - LEAD_S)))
-        if not self._pause.speech:
+        if not self._tracker.speech:
             self._spectrogram.drop(self._frame(self.time_s - 2 * LEAD_S))
 
     def _follow(self) -> LoopGenerator:
         """Decide what the newest piece of an utterance leads to."""
         n_frames = self._spectrogram.n_frames
         buffer_s = (n_frames - self._start) / FRAMES_PER_SECOND
-        silence_s = self.time_s - self._pause.last_speech_s
+        silence_s = self.time_s - self._tracker.last_speech_s
         if silence_s > self.settings.endpoint - PIECE_S / 2:
             yield from self._end()
         elif buffer_s > LONGEST_BUFFER_S:  # nothing was committed for long
@@ -191,7 +193,7 @@ class LiveLoop:
     def _is_due(self) -> bool:
         is_time = self.time_s - self._updated_s > self.settings.step - PIECE_S / 2
         is_long = self.time_s - self._opened_s >= MIN_UPDATE_S
-        has_news = self._pause.last_speech_s > self._updated_s - TAIL_S
+        has_news = self._tracker.last_speech_s > self._updated_s - TAIL_S
         return is_time and is_long and has_news and not self._is_late
 
     def _reset(self, start: int) -> None:
@@ -222,20 +224,20 @@ class LiveLoop:
 
     def _end(self) -> LoopGenerator:
         """End the utterance: commit all words and report the endpoint."""
-        speech_s = PIECE_S * len(self._pause.speech)
+        speech_s = PIECE_S * len(self._tracker.speech)
         if speech_s >= MIN_SPEECH_S or self._spoken is not None:
             yield from self._finish_buffer()
         if self._spoken is not None:
             self._events.append(Endpoint(self._now, *self._spoken))
             self._spoken = None
         self._end_frame = self._spectrogram.n_frames
-        self._pause.speech.clear()
+        self._tracker.speech.clear()
         self._leave(len(self._committed))
         self._reset(self._end_frame)
 
     def _finish_buffer(self) -> LoopGenerator:
         """Decode the buffer once more and commit all of its words."""
-        last = self._frame(self._pause.last_speech_s + TAIL_S)
+        last = self._frame(self._tracker.last_speech_s + TAIL_S)
         stop = max(min(last, self._spectrogram.n_frames), self._start + 1)
         fallback = self.settings.policy_fallback and self._policy.kind != "full"
         min_logprob = MIN_SURE_LOGPROB if fallback else None
@@ -254,7 +256,7 @@ class LiveLoop:
         After a pause the model often takes the committed words for the whole text. Without them it
         does not.
         """
-        start_s, speech_s = self._pause.speech_after(self._committed_s + MIN_SPEECH_S)
+        start_s, speech_s = self._tracker.speech_after(self._committed_s + MIN_SPEECH_S)
         if not self._committed or speech_s < MISSED_SPEECH_S:
             return False
         self._start = self._frame(max(start_s - LEAD_S, self._committed_s))

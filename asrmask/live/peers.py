@@ -50,7 +50,7 @@ class WhisperStreaming:
         return [*shown, ("partial", self._limbo())]
 
     def finish(self) -> list[Shown]:
-        return [("committed", self._limbo()), ("endpoint", "")]
+        return [("committed", self._limbo())]  # it has no endpoints
 
     def _limbo(self) -> str:
         words = self.one._transcription_buffer.transcriptions_in_limbo
