@@ -11,7 +11,7 @@ import asrmask
 
 PACKAGE = Path(asrmask.__file__).parent
 TOOLS = {"jinja2", "jiwer", "librosa", "matplotlib", "pyarrow", "scipy", "tomli"}
-ROOMS = {"ablation", "benchmark", "comparison", "inspection"}  # that may import them
+ROOMS = {"ablation", "benchmark", "comparison", "inspection", "training"}  # that may import them
 
 
 def run_without(hidden, *arguments, cwd=None):
@@ -44,6 +44,7 @@ def test_transcribing_needs_no_tool(sample, samples, tmp_path):
         (["inspect", "speech.wav"], "pyarrow"),
         (["masks", "speech.wav"], "matplotlib"),
         (["report", "ablation"], "matplotlib"),
+        (["train", "speech"], "jiwer"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )

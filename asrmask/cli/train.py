@@ -41,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
 
     from asrmask.console import progress, say
     from asrmask.extras import require
-    from asrmask.training import report
 
     require("asrmask train", "jiwer", "matplotlib", "jinja2")
     from asrmask.checkpoints import load_model
+    from asrmask.training import report
     from asrmask.training import spec as specs
     from asrmask.training.examples import usable
     from asrmask.training.trainer import Trainer
