@@ -214,7 +214,7 @@ def test_an_uncertain_text_is_decoded_again(samples, monkeypatch, options, fallb
 
     monkeypatch.setattr(window_loop, "MIN_SURE_LOGPROB", 0.0)  # no text reaches it
     model = load_model("tiny.en")
-    result = model.transcribe(next(iter(samples)), padding="virtual", **(FAST | options))
+    result = model.transcribe(next(iter(samples)), **(FAST | options))
     assert result.padding.fallbacks == fallbacks
 
 
