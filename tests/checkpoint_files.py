@@ -25,6 +25,19 @@ DIMS = ModelDimensions(
     n_text_head=4,
     n_text_layer=3,
 )
+# small, but with the windows and tokens of tiny.en
+SMALL = ModelDimensions(
+    n_mels=80,
+    n_audio_ctx=1500,
+    n_audio_state=16,
+    n_audio_head=2,
+    n_audio_layer=2,
+    n_vocab=51_864,
+    n_text_ctx=448,
+    n_text_state=16,
+    n_text_head=2,
+    n_text_layer=2,
+)
 HEADS = ((1, 0), (2, 3))
 QKV = ("query", "key", "value")
 

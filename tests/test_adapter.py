@@ -5,28 +5,15 @@ import json
 import pytest
 import safetensors.torch
 import torch
+from checkpoint_files import SMALL
 
 from asrmask.checkpoints import adapter as adapters
 from asrmask.checkpoints import int8_cache, load_model, write_merged
 from asrmask.errors import CheckpointError, OptionError
 from asrmask.model import quantization
-from asrmask.model.dimensions import ModelDimensions
 from asrmask.model.whisper import Whisper, sha256_of_weights
 from asrmask.training.spec import LAYERS, AdapterShape
 from asrmask.training.weights import AdapterWeights
-
-DIMS = ModelDimensions(
-    n_mels=80,
-    n_audio_ctx=1500,
-    n_audio_state=16,
-    n_audio_head=2,
-    n_audio_layer=2,
-    n_vocab=51_864,
-    n_text_ctx=448,
-    n_text_state=16,
-    n_text_head=2,
-    n_text_layer=2,
-)
 
 
 def trained(model, shape=None):
@@ -45,7 +32,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("adapter")
     for name, seed in (("base", 0), ("other", 1)):
         torch.manual_seed(seed)
-        content = {"dims": DIMS.as_dict(), "model_state_dict": Whisper(DIMS).half().state_dict()}
+        content = {"dims": SMALL.as_dict(), "model_state_dict": Whisper(SMALL).half().state_dict()}
         torch.save(content, path / f"{name}.pt")
     shape = AdapterShape(rank=4, layers=LAYERS)
     trained(load_model(str(path / "base.pt")), shape).save(

@@ -22,7 +22,7 @@ from asrmask.live import (
     commitment,
     push_all,
 )
-from asrmask.live.commitment import Candidate, candidates
+from asrmask.live.commitment import LiveWord, candidates
 from asrmask.live.loop import SpeechTracker, after_tokens
 from asrmask.live.settings import LiveSettings
 from asrmask.transcription import scheduler
@@ -128,7 +128,7 @@ def test_speech_begins_and_goes_on_at_different_thresholds():
 def words(text, **values):
     """Candidates of a text, a word a second."""
     return [
-        Candidate(WordTiming(f" {word}", [i], i, i + 1.0, 0.9, i + 0.5), **values)
+        LiveWord(WordTiming(f" {word}", [i], i, i + 1.0, 0.9, i + 0.5), **values)
         for i, word in enumerate(text.split())
     ]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from checkpoint_files import SMALL
 
 from asrmask.audio.recording import Recording, load_audio
 from asrmask.audio.spectrogram import Spectrogram
@@ -15,7 +16,6 @@ from asrmask.decoding.options import DecodingOptions
 from asrmask.decoding.task import decode_encoded
 from asrmask.errors import OptionError
 from asrmask.evaluation.corpus import Clip
-from asrmask.model.dimensions import ModelDimensions
 from asrmask.model.encoding import encode, encode_with_gradients
 from asrmask.model.policy import Policy
 from asrmask.training import augment, losses
@@ -26,18 +26,6 @@ from asrmask.training.teacher import Target
 from asrmask.training.trainer import CHECKPOINT, Trainer
 from asrmask.transcription.api import TranscribingWhisper
 
-DIMS = ModelDimensions(
-    n_mels=80,
-    n_audio_ctx=1500,
-    n_audio_state=16,
-    n_audio_head=2,
-    n_audio_layer=2,
-    n_vocab=51_864,
-    n_text_ctx=448,
-    n_text_state=16,
-    n_text_head=2,
-    n_text_layer=2,
-)
 POLICIES = ("mask:encoder", "mask:cross", "mask:both", "trim", "trim,sink=0.5", "virtual")
 SOT, NO_TIMESTAMPS, EOT = 50_257, 50_362, 50_256
 
@@ -46,7 +34,7 @@ SOT, NO_TIMESTAMPS, EOT = 50_257, 50_362, 50_256
 def small():
     """A Whisper of random weights that is quick to train, in float64."""
     torch.manual_seed(0)
-    made = TranscribingWhisper(DIMS).double().eval()
+    made = TranscribingWhisper(SMALL).double().eval()
     return made.requires_grad_(True)
 
 
@@ -113,7 +101,7 @@ def test_one_pass_is_step_by_step(small, policy):
         for token in target.tokens[:-1]:
             x, cache = small.decoder(token[None, None], encoded, cache)
             steps.append(small.decoder.logits(x[0]))
-    assert at_once.shape == (5, DIMS.n_vocab)
+    assert at_once.shape == (5, SMALL.n_vocab)
     torch.testing.assert_close(at_once, torch.cat(steps)[1:], atol=1e-6, rtol=1e-6)
 
 
@@ -123,14 +111,14 @@ def test_a_batch_has_the_gradient_of_its_clips_one_by_one(small, policy):
     texts = ([11, 12, 13, 14, 15, 16], [21], [31, 32, 33])
     targets = [target_of(w, t, seed=i) for i, (w, t) in enumerate(zip(windows, texts, strict=True))]
     policy = Policy.parse(policy)
-    together = gradients(small, [losses.Batch(windows, targets, policy)])
+    together = gradients(small, [losses.TrainingBatch(windows, targets, policy)])
     alone = gradients(
         small,
-        [losses.Batch([w], [t], policy) for w, t in zip(windows, targets, strict=True)],
+        [losses.TrainingBatch([w], [t], policy) for w, t in zip(windows, targets, strict=True)],
     )
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
     mean_of_means = sum(
-        gradients(small, [losses.Batch([w], [t], policy)])
+        gradients(small, [losses.TrainingBatch([w], [t], policy)])
         for w, t in zip(windows, targets, strict=True)
     )
     assert not torch.allclose(together, mean_of_means / 3, atol=1e-5, rtol=1e-3)
@@ -140,7 +128,7 @@ def test_trim_has_the_gradient_of_mask_both(small):
     window = window_of(1.0)
     target = target_of(window, [11, 12])
     trim, both = (
-        gradients(small, [losses.Batch([window], [target], Policy(kind))])
+        gradients(small, [losses.TrainingBatch([window], [target], Policy(kind))])
         for kind in ("trim", "mask:both")
     )
     torch.testing.assert_close(trim, both, atol=1e-9, rtol=1e-6)

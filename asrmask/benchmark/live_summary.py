@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from asrmask.errors import counted
 from asrmask.evaluation.score import Errors, errors, total
 from asrmask.reporting.tables import markdown as markdown_table
 
@@ -191,7 +192,10 @@ def markdown(result: dict[str, Any]) -> str:
     """Return all tables as Markdown."""
     about = result["about"]
     lines = [f"# Live transcription, {', '.join(about['models'])}", ""]
-    lines += [f"{about['threads']} threads of {about['processor']}; `{about['command']}`", ""]
+    lines += [
+        f"{counted(about['threads'], 'thread')} of {about['processor']}; `{about['command']}`",
+        "",
+    ]
     for one in tables(result):
         lines += [f"## {one['title']}", ""]
         lines += [one["note"], ""] if one["note"] else []

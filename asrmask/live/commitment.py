@@ -14,7 +14,7 @@ PUNCTUATION = " .,;:!?-…\"'“”‘’()[]。，、！？"
 
 
 @dataclass
-class Candidate:
+class LiveWord:
     """A word that is not committed yet.
 
     age: number of updates in a row that had it and all words before it
@@ -30,9 +30,9 @@ class Candidate:
         return word or self.timing.word
 
 
-def candidates(timings: Sequence[WordTiming], previous: Sequence[Candidate]) -> list[Candidate]:
+def candidates(timings: Sequence[WordTiming], previous: Sequence[LiveWord]) -> list[LiveWord]:
     """Return the words of an update with their ages, from those of the previous update."""
-    found = [Candidate(timing) for timing in timings]
+    found = [LiveWord(timing) for timing in timings]
     for new, old in zip(found, previous, strict=False):
         if new.key != old.key:
             break
@@ -59,7 +59,7 @@ class LocalAgreement:
     patience: int = 3
     limit: float = 1.0
 
-    def n_ready(self, words: Sequence[Candidate], audio_end_s: float) -> int:
+    def n_ready(self, words: Sequence[LiveWord], audio_end_s: float) -> int:
         """Return how many words are final; audio_end_s: end of the audio, on their clock."""
         for i, word in enumerate(words):
             since_s = audio_end_s - word.timing.end
@@ -79,7 +79,7 @@ class AttentionGuided:
 
     margin: float = 0.8
 
-    def n_ready(self, words: Sequence[Candidate], audio_end_s: float) -> int:
+    def n_ready(self, words: Sequence[LiveWord], audio_end_s: float) -> int:
         """See LocalAgreement.n_ready."""
         for i, word in enumerate(words):
             if word.timing.focus > audio_end_s - self.margin:

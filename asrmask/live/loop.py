@@ -19,7 +19,7 @@ from asrmask.audio.vad import FRAME, LiveDetector
 from asrmask.decoding.options import DecodingOptions, DecodingResult
 from asrmask.decoding.quality import MIN_SURE_LOGPROB, runaway_reason
 from asrmask.decoding.task import use_precision
-from asrmask.live.commitment import Candidate, candidates
+from asrmask.live.commitment import LiveWord, candidates
 from asrmask.live.events import Committed, Endpoint, Event, Partial
 from asrmask.live.settings import LONGEST_BUFFER_S, LiveSettings
 from asrmask.model.cross_attention import CrossAttentionCache
@@ -48,7 +48,7 @@ MULTILINGUAL_FACTOR = 2.5  # some scripts need more tokens
 SILENCE_PROB, SILENCE_LOGPROB = 0.6, -1.0  # as no_speech_threshold and logprob_threshold
 
 LoopGenerator = Generator[DecodeRequest | None, DecodeReply | None, None]
-Reply = Generator[DecodeRequest | None, DecodeReply | None, DecodingResult | None]
+WordsGenerator = Generator[DecodeRequest | None, DecodeReply | None, list[WordTiming] | None]
 
 
 @dataclass
@@ -200,7 +200,7 @@ class LiveLoop:
         """Begin a buffer at this frame."""
         self._start = start
         self._committed: list[WordTiming] = []  # those whose audio is in the buffer
-        self._candidates: list[Candidate] = []
+        self._candidates: list[LiveWord] = []
         self._updated_s = self.time_s
         self._partial = ""
         self._spectrogram.drop(start)
@@ -208,9 +208,7 @@ class LiveLoop:
     def _update(self) -> LoopGenerator:
         """Decode the buffer, commit what is ready and report the rest."""
         stop = self._spectrogram.n_frames
-        found = yield from self._decode(stop, self._policy, min_logprob=None)
-        if found == [] and self._begin_after_committed():
-            found = yield from self._decode(stop, self._policy, min_logprob=None)
+        found = yield from self._new_words(stop, min_logprob=None)
         if found is None:
             return
         self._candidates = candidates(found, self._candidates)
@@ -241,14 +239,19 @@ class LiveLoop:
         stop = max(min(last, self._spectrogram.n_frames), self._start + 1)
         fallback = self.settings.policy_fallback and self._policy.kind != "full"
         min_logprob = MIN_SURE_LOGPROB if fallback else None
-        found = yield from self._decode(stop, self._policy, min_logprob)
-        if found == [] and self._begin_after_committed():
-            found = yield from self._decode(stop, self._policy, min_logprob)
+        found = yield from self._new_words(stop, min_logprob)
         if found is None and fallback:
             found = yield from self._decode(stop, self._policy.fallback, None)
         if found is not None:
             self._candidates = candidates(found, self._candidates)
         self._commit(len(self._candidates))
+
+    def _new_words(self, stop: int, min_logprob: float | None) -> WordsGenerator:
+        """Decode, and again without the committed words if speech follows them but no word."""
+        found = yield from self._decode(stop, self._policy, min_logprob)
+        if found == [] and self._begin_after_committed():
+            found = yield from self._decode(stop, self._policy, min_logprob)
+        return found
 
     def _begin_after_committed(self) -> bool:
         """Begin the buffer after the committed words, if much speech follows them.
@@ -264,9 +267,7 @@ class LiveLoop:
         self._spectrogram.drop(self._start)
         return True
 
-    def _decode(
-        self, stop: int, policy: Policy, min_logprob: float | None
-    ) -> Generator[DecodeRequest | None, DecodeReply | None, list[WordTiming] | None]:
+    def _decode(self, stop: int, policy: Policy, min_logprob: float | None) -> WordsGenerator:
         """Return the words after the committed ones; None: the text is unreliable."""
         window = self._spectrogram.window(self._start, stop)
         prefix = [token for word in self._committed for token in word.tokens]

@@ -25,7 +25,7 @@ NAMES = ("text", "features", "logits")
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Windows with their targets, to be encoded under one policy."""
 
     windows: Sequence[Features]
@@ -48,7 +48,7 @@ class Batch:
 
 
 def sums(
-    model: Whisper, batch: Batch, weights: LossWeights, bank: Bank | None = None
+    model: Whisper, batch: TrainingBatch, weights: LossWeights, bank: Bank | None = None
 ) -> dict[str, Tensor]:
     """The sum of each loss over a batch, for the losses that have a weight.
 

@@ -26,7 +26,7 @@ from asrmask.model.whisper import Whisper, sha256_of_weights
 from asrmask.training import losses
 from asrmask.training.augment import window
 from asrmask.training.examples import Batches, Example, rng, split, versions_of
-from asrmask.training.losses import Batch
+from asrmask.training.losses import TrainingBatch
 from asrmask.training.spec import Augmentation, TrainSpec
 from asrmask.training.teacher import Teacher
 from asrmask.training.validation import Validation
@@ -128,7 +128,7 @@ class Trainer:
 
     def batch(
         self, examples: Sequence[Example], policy: Policy, augment: Augmentation, *key: object
-    ) -> Batch:
+    ) -> TrainingBatch:
         """Examples with their targets, changed as `key` draws."""
         windows, targets = [], []
         for example in examples:
@@ -136,7 +136,7 @@ class Trainer:
             targets.append(self.teacher.target(example, samples))
             draw = rng("augment", example.clip.id, example.n_samples, *key)
             windows.append(window(samples, self.model.dims.n_mels, policy.fill, augment, draw))
-        return Batch(windows, targets, policy)
+        return TrainingBatch(windows, targets, policy)
 
     def train_step(self) -> dict[str, Any]:
         """Change the weights once; return what is recorded of the step."""
@@ -168,7 +168,7 @@ class Trainer:
             "seconds": round(time.perf_counter() - begun, 3),
         }
 
-    def backward(self, batches: Sequence[Batch]) -> dict[str, float]:
+    def backward(self, batches: Sequence[TrainingBatch]) -> dict[str, float]:
         """Add the gradients of accumulated batches; return their mean losses by name."""
         spec = self.spec
         below = {
@@ -195,7 +195,7 @@ class Trainer:
         with torch.autocast(device, torch.bfloat16, enabled=is_wanted):
             yield
 
-    def _drawn(self, index: int) -> Batch:
+    def _drawn(self, index: int) -> TrainingBatch:
         """The batch of that number: its clips, policy and augmentation follow from the seed."""
         spec = self.spec
         i = rng("policy", spec.seed, index).integers(len(spec.policies))

@@ -17,7 +17,7 @@ from asrmask.systems.upstream import normalizer
 from asrmask.tokenizer.tokenizer import get_tokenizer
 from asrmask.training import losses
 from asrmask.training.examples import Example
-from asrmask.training.losses import Batch
+from asrmask.training.losses import TrainingBatch
 from asrmask.training.spec import Augmentation, TrainSpec
 
 PLAIN = Augmentation()
@@ -31,7 +31,7 @@ class Validation:
     """
 
     def __init__(
-        self, spec: TrainSpec, examples: Sequence[Example], make_batch: Callable[..., Batch]
+        self, spec: TrainSpec, examples: Sequence[Example], make_batch: Callable[..., TrainingBatch]
     ):
         self.spec, self.examples, self.make_batch = spec, examples, make_batch
         self.latest: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ class Validation:
             "n_endless": n_endless,
         }
 
-    def _texts(self, model: Whisper, group: Sequence[Example], batch: Batch) -> list[str]:
+    def _texts(self, model: Whisper, group: Sequence[Example], batch: TrainingBatch) -> list[str]:
         tokenizer = get_tokenizer(model.is_multilingual, num_languages=model.num_languages)
         written = [target.tokens[target.n_prompt :].tolist() for target in batch.targets]
         plain = [tokenizer.decode(t for t in tokens if t < tokenizer.eot) for tokens in written]

@@ -29,7 +29,7 @@ from asrmask.reporting.tables import markdown
 from asrmask.systems.upstream import normalizer
 from asrmask.training import losses, report
 from asrmask.training.examples import usable
-from asrmask.training.losses import Batch
+from asrmask.training.losses import TrainingBatch
 from asrmask.training.spec import AdapterShape, Augmentation, LossWeights, TrainSpec
 from asrmask.training.teacher import Target
 from asrmask.training.trainer import Trainer
@@ -254,7 +254,7 @@ def print_cost(model_name: str) -> None:
     text, everything = LossWeights(text=1, features=0, logits=0), LossWeights()
 
     def backward(model: Whisper, clips: Sequence[Features], losses_of: LossWeights) -> None:
-        batch = Batch(clips, targets, Policy("trim"))
+        batch = TrainingBatch(clips, targets, Policy("trim"))
         found = losses.sums(model, batch, losses_of)
         sum(value / batch.denominators()[name] for name, value in found.items()).backward()
 
